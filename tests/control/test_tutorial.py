@@ -23,7 +23,7 @@ from tests.unit.test_documents import ROOT
 
 DOCUMENT = ROOT / "docs/daemon-tutorial.md"
 MARK = "-- what a block printed ends here --"
-BOUND_S = 120.0
+BOUND_S = 250.0
 PROGRAMS = Path(sys.executable).parent
 
 
@@ -47,7 +47,7 @@ def paste(folder: Path) -> tuple[int, list[str], str]:
     """Sends the blocks to a bash; returns its status, what each block printed, and its errors."""
     port_a, port_b = free_ports()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KVXFER_")}
-    bash = subprocess.Popen(
+    with subprocess.Popen(
         ["bash"],
         cwd=folder,
         env={
@@ -62,17 +62,19 @@ def paste(folder: Path) -> tuple[int, list[str], str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    try:
-        out, errors = bash.communicate("".join(f"{block}\necho '{MARK}'\n" for block in blocks()), BOUND_S)
-        with pytest.raises(ProcessLookupError):  # it has ended all that it started
-            os.killpg(bash.pid, 0)
-    finally:
+    ) as bash:
         try:
-            os.killpg(bash.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        bash.wait(BOUND_S)
+            out, errors = bash.communicate(
+                "".join(f"{block}\necho '{MARK}'\n" for block in blocks()), BOUND_S
+            )
+            with pytest.raises(ProcessLookupError):  # it has ended all that it started
+                os.killpg(bash.pid, 0)
+        finally:
+            try:
+                os.killpg(bash.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            bash.wait(BOUND_S)
     return bash.returncode, out.split(MARK), errors
 
 
