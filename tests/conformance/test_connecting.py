@@ -105,6 +105,7 @@ async def test_callers_that_leave_take_the_session_from_nobody(seed: int) -> Non
     draw = random.Random(seed)
     async with Agent("here") as here, Agent("there") as there:
         region = there.register("kv", cache(7))
+        num_sessions = 0
         for _ in range(40):
             targets: list[Any] = draw.choices([there.address, there.entry, region.descriptor], k=CALLERS)
             callers = [asyncio.ensure_future(here.connect(target, BOUND_S)) for target in targets]
@@ -118,10 +119,13 @@ async def test_callers_that_leave_take_the_session_from_nobody(seed: int) -> Non
             peers = {peer for peer in found if not isinstance(peer, BaseException)}
             assert all(isinstance(error, asyncio.CancelledError) for error in found if error not in peers)
             assert len(peers) <= 1, seed
+            num_sessions += len(peers)
             for peer in peers:
                 assert peer.state == "open", (seed, peer.error)
                 peer.disconnect()
             await asyncio.to_thread(until, lambda: not here.peers and not there.peers)
+    # All callers are cancelled in one round of CALLERS.
+    assert num_sessions > 0
 
 
 async def test_both_ends_connect_at_once() -> None:

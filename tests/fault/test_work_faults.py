@@ -307,8 +307,8 @@ def test_more_in_flight_than_a_peer_takes(
     if bound_here == 8:
         assert errors == [None] * 100
     else:
-        assert all(error is None or isinstance(error, KvxferError) for error in errors)
         codes = {error.code for error in errors if error is not None}
+        assert codes, "nothing was refused"
         assert codes <= {"exhausted", "refused"}, codes
         assert errors.count(None) >= 8
     here.wait_idle()

@@ -203,7 +203,9 @@ def test_caches_that_do_not_fit_are_refused_in_words(folder: Path, seed: int) ->
         _, receiving = pair.request(random_, 3)
         receiving.start()
         until(lambda: receiving.has_ended, "the refusal")
-        assert all("heads of the model: 1 at" in reason for reason in receiving.release())
+        reasons = receiving.release()
+        assert reasons
+        assert all("heads of the model: 1 at" in reason for reason in reasons)
 
 
 def test_memory_is_taken_from_peers_and_given_back(pair: Pair, seed: int) -> None:

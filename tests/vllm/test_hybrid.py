@@ -86,6 +86,7 @@ def assert_handed_over(engines: Engines, prompt: str, num_held: int = 0) -> None
         for what in ("sent", "received")
     )
     assert sent == received
+    assert sent
     assert all(any(hashes) for hashes in sent)
 
 
