@@ -53,6 +53,7 @@ class EtcdMetadata(MetadataStore):
         self._kept: dict[str, bytes] = {}
         self._keeping: asyncio.Task[None] | None = None
         self._followed: dict[str, _Followed] = {}
+        self._following: set[asyncio.Task[None]] = set()  # also those that are ending
 
     def _keys(self, agent: str) -> tuple[bytes, bytes]:
         """Returns the range of an agent's keys: the first one, and the first one after them."""
@@ -116,6 +117,8 @@ class EtcdMetadata(MetadataStore):
         followed.labels.add(label)
         followed.stop()
         followed.task = asyncio.create_task(self._follow(agent, followed, label))
+        self._following.add(followed.task)
+        followed.task.add_done_callback(self._following.discard)
 
     async def _end_following(self, agent: str) -> None:
         if (followed := self._followed.pop(agent, None)) is not None:
@@ -139,21 +142,32 @@ class EtcdMetadata(MetadataStore):
                 self._followed.pop(agent, None)
 
     async def _contacts(self, agent: str, followed: _Followed, on_news: Callable[[], None]) -> None:
-        """Follows an agent from a snapshot on, for ever; takes a new snapshot after every loss of etcd."""
+        """Follows an agent from a snapshot on, for ever; takes a new snapshot after every loss of etcd.
+
+        What is gone from a snapshot was withdrawn or has expired. Etcd's history tells which, as far as it
+        reaches back.
+        """
         first, end = self._keys(agent)
         while True:
             try:
                 pairs, revision = await self._thread.answer(self._gateway.range(first, end))
                 there = {_label(pair, first): pair for pair in pairs}
+                # An etcd that lost its data counts from the start.
+                since = followed.seen if followed.seen <= revision and followed.found.keys() - there else 0
+                followed.seen = since or revision
                 for label in followed.labels:
-                    self._apply(agent, followed, label, there.get(label))
+                    pair = there.get(label)
+                    if not since or (pair is not None and pair.revision <= since):
+                        self._apply(agent, followed, label, pair)
                 on_news()
-                async with aclosing(self._gateway.watch(first, end, revision + 1)) as news:
+                async with aclosing(self._gateway.watch(first, end, followed.seen + 1)) as news:
                     async for events in news:
                         for pair, is_there in events:
                             if (label := _label(pair, first)) in followed.labels:
                                 self._apply(agent, followed, label, pair if is_there else None)
+                        followed.seen = events[-1][0].revision
                         on_news()
+                followed.seen = 0  # etcd has forgotten what came next
             except PeerError as error:
                 logger().info("kvxfer: %s; the agent keeps trying", error)
             except Exception:  # whatever one answer or one agent's metadata hold, following goes on
@@ -188,6 +202,7 @@ class EtcdMetadata(MetadataStore):
         for followed in self._followed.values():
             followed.stop()
         self._followed.clear()
+        await asyncio.gather(*self._following, return_exceptions=True)
         if self._keeping is not None:
             self._keeping.cancel()
         try:
@@ -208,6 +223,7 @@ class _Followed:
     def __init__(self) -> None:
         self.labels: set[str] = set()  # labels that were asked for
         self.found: dict[str, bytes] = {}
+        self.seen = 0  # etcd's revision up to which the events are known
         self.task: asyncio.Task[None] | None = None
         self.lapsing: asyncio.Task[None] | None = None
 

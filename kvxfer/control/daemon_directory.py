@@ -19,6 +19,7 @@ from kvxfer.control.client_exchange import Retry
 from kvxfer.directory.distant import Snapshot, Update
 from kvxfer.directory.entry import Entry
 from kvxfer.directory.mirrored import KEEP_EVERY_S, MirroredDirectory
+from kvxfer.directory.shared_client import SharedClient
 from kvxfer.errors import PeerError, UsageError, invalid
 
 _TOPIC: Final = "directory"
@@ -58,8 +59,9 @@ class DaemonEntries:
     def __init__(self, daemon: str | os.PathLike[str] | None, **access: Any) -> None:
         self._daemon = daemon
         self._access = access
-        self._client = self._connected()
-        self.where = str(self._client.place)
+        client = self._connected()
+        self.where = str(client.place)
+        self._client = SharedClient(client)
         # Entries that were published without a time; this object gives them one and renews it.
         self._kept: dict[str, bytes] = {}
 
@@ -80,12 +82,13 @@ class DaemonEntries:
     async def updates(self, after: int) -> AsyncIterator[Sequence[Update]]:
         """Yields changes after an index."""
         try:
-            async for event in self._client.events(topic=[_TOPIC], after=after, reconnect=False):
-                if isinstance(event, Missed):
-                    return
-                told = _entry(schema.Entry.model_validate(dict(event.data)))
-                is_there = event.topic != f"{_TOPIC}.removed"
-                yield [Update(told.name, told if is_there else None, event.index)]
+            async with self._client as client:
+                async for event in client.events(topic=[_TOPIC], after=after, reconnect=False):
+                    if isinstance(event, Missed):
+                        return
+                    told = _entry(schema.Entry.model_validate(dict(event.data)))
+                    is_there = event.topic != f"{_TOPIC}.removed"
+                    yield [Update(told.name, told if is_there else None, event.index)]
         except ControlError as error:
             raise _unreachable(error) from error
 
@@ -131,9 +134,9 @@ class DaemonEntries:
         return not lost
 
     async def renew(self) -> None:
-        """Drops connections."""
-        before, self._client = self._client, self._connected()
-        await before.aclose()
+        """Drops connections, each when the calls on it are done."""
+        before, self._client = self._client, SharedClient(self._connected())
+        await before.drop()
 
     async def close(self) -> None:
         """Withdraws entries that were published without a time."""
@@ -141,11 +144,12 @@ class DaemonEntries:
             for name, incarnation in tuple(self._kept.items()):
                 await self.withdraw(name, incarnation)
         finally:
-            await self._client.aclose()
+            await self._client.drop()
 
     async def _asked(self, call: Call[_Answer]) -> _Answer:
         try:
-            return await self._client.call(replace(call, timeout_s=_ANSWER_S))
+            async with self._client as client:
+                return await client.call(replace(call, timeout_s=_ANSWER_S))
         except ControlError as error:
             raise _unreachable(error) from error
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import httpx
 
+from kvxfer.directory.shared_client import SharedClient
 from kvxfer.errors import PeerError
 
 # After this time the client gives up a server that is stopped or cut off, and tries the next.
@@ -52,29 +53,6 @@ class Pair:
     lease: int
 
 
-class _Connections:
-    """Connections that are dropped when their last user is done, so that none stays open."""
-
-    def __init__(self, http: httpx.AsyncClient) -> None:
-        self._http = http
-        self._num_users = 0
-        self._is_dropped = False
-
-    async def drop(self) -> None:
-        self._is_dropped = True
-        if not self._num_users:
-            await self._http.aclose()
-
-    async def __aenter__(self) -> httpx.AsyncClient:
-        self._num_users += 1
-        return self._http
-
-    async def __aexit__(self, *error: object) -> None:
-        self._num_users -= 1
-        if self._is_dropped and not self._num_users:
-            await self._http.aclose()
-
-
 class EtcdGateway:
     """Calls servers of one cluster, first the one that answered last. Belongs to one event loop.
 
@@ -91,7 +69,7 @@ class EtcdGateway:
     def __init__(self, servers: Sequence[str], certificates: Certificates | None = None) -> None:
         self._servers = list(servers)
         self._certificates = certificates
-        self._connections: _Connections | None = None
+        self._connections: SharedClient[httpx.AsyncClient] | None = None
 
     @property
     def where(self) -> str:
@@ -204,7 +182,7 @@ class EtcdGateway:
             why[server] = _refusal(response)
         raise self._unreachable(why)
 
-    def _connected(self) -> _Connections:
+    def _connected(self) -> SharedClient[httpx.AsyncClient]:
         if self._connections is None:
             try:
                 verify = False if self._certificates is None else self._certificates.context()
@@ -212,7 +190,7 @@ class EtcdGateway:
                 raise PeerError(f"certificates for {self.where}: {error}", code="unreachable") from error
             timeout = httpx.Timeout(_ANSWER_S, connect=_CONNECT_S)
             # The environment's proxies are for the web, so they are not used.
-            self._connections = _Connections(
+            self._connections = SharedClient(
                 httpx.AsyncClient(verify=verify, timeout=timeout, trust_env=False)
             )
         return self._connections

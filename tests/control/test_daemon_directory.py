@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from kvxfer import Agent, AgentOptions
 from kvxfer.control import Client, DaemonDirectory, schema
+from kvxfer.control.daemon_directory import DaemonEntries
 from kvxfer.directory import Change, ChangeKind, Directory, Entry
 from kvxfer.errors import PeerError, UsageError
 from kvxfer.testing import directories
@@ -133,6 +135,18 @@ def test_entries_outlive_a_daemon_that_is_killed(tmp_path: Path) -> None:
         second.end(signal.SIGKILL)
     with program(tmp_path) as third, Client(api(third)) as client:
         assert [each.name for each in client.list_entries().items] == ["old", "stays"]
+
+
+async def test_a_renewal_cuts_off_no_call(tmp_path: Path) -> None:
+    with program(tmp_path) as started:
+        entries = DaemonEntries(api(started))
+        started.process.send_signal(signal.SIGSTOP)
+        calls = [asyncio.ensure_future(entries.publish(entry(name), None, replace=False)) for name in "ab"]
+        await asyncio.sleep(0.1)  # the daemon has them, or they are on their way
+        await entries.renew()
+        started.process.send_signal(signal.SIGCONT)
+        assert all(await asyncio.gather(*calls))
+        await entries.close()
 
 
 def _published(said: Entry) -> schema.EntryPublication:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,14 @@ def test_a_label_that_never_comes_ends_no_other(
         one.agent.agent._stored()._wait_s = 0.3
         one.agent.fetch_remote_metadata("other", label="never")
         until(lambda: "has no never of agent other" in caplog.text)
-    other.agent.invalidate_local_metadata()
+    # Each fetch begins to follow anew: a withdrawal in between is not missed.
+    with ThreadPoolExecutor(1) as others:
+        withdrawn = others.submit(other.agent.invalidate_local_metadata)
+        while not withdrawn.done():
+            one.agent.fetch_remote_metadata("other", label="never")
+            time.sleep(0.001)
+        withdrawn.result()
+    one.agent.fetch_remote_metadata("other", label="never")
     until(lambda: not one.knows("other"))
     other.agent.send_local_metadata()
     until(lambda: one.knows("other"))
