@@ -21,6 +21,17 @@ from kvxfer.control.node import NodeDaemon
 from kvxfer.control.serve import ServeOptions, serve
 
 BOUND_S = 60.0
+# Requests that pass their schemas.
+DIGEST = "0" * 64
+SALT = {"model": "m", "keys": ["k"]}
+MOVE = {
+    "agent": "a",
+    "region": "kv",
+    "remote_agent": "b",
+    "remote_region": "kv",
+    "src_blocks": [1],
+    "dst_blocks": [2],
+}
 
 
 def options(folder: Path, **more: object) -> ServeOptions:
@@ -107,6 +118,14 @@ async def serving(folder: Path, **more: object) -> AsyncIterator[Served]:
 def says_ready(line: str) -> bool:
     """Returns whether a line of the daemon's log, plain or JSON, says that it serves, ready or not."""
     return re.search(r' INFO (ready$|not ready: )|"message": "(ready"|not ready: )', line) is not None
+
+
+def reasons_of(client: httpx.Client) -> set[str]:
+    """Returns the reasons that the gauge has, after a comparison with the gauge of readiness."""
+    text = client.get("/metrics").text
+    found = set(re.findall(r'^kvxfer_daemon_not_ready{reason="(.+)"} 1.0$', text, re.MULTILINE))
+    assert f"kvxfer_daemon_ready {float(not found)}" in text
+    return found
 
 
 @dataclass

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ import pytest
 pytest.importorskip("typer", reason="kvxfer[cli] is not installed")
 
 import kvxfer
-from kvxfer.cli import top
+from kvxfer.cli import app, top
 from kvxfer.cli.asking import in_bytes, in_time, plain
 from kvxfer.cli.region_place import Place
 from kvxfer.control import Client, schema
@@ -47,19 +49,39 @@ COMMANDS = (
 )
 
 
-def run(*arguments: str, daemon: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVXFER_")}
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*arguments: str, daemon: str = "", **environment: str) -> Done:
+    """Runs a command in this process, where it need not load anew what it uses."""
     if daemon:
         environment["KVXFER_DAEMON_URL"] = daemon
-    # -P: use the installed package, whatever the working folder contains.
-    return subprocess.run(
+    out, error = io.StringIO(), io.StringIO()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVXFER_")}
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
+        for name in os.environ.keys() - kept.keys():
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        status = app.run(list(arguments))
+    return Done(status, out.getvalue(), error.getvalue())
+
+
+def start(*arguments: str, daemon: str = "") -> Done:
+    """Runs a command in a process of its own, as a user starts it."""
+    done = subprocess.run(
+        # -P: use the installed package, whatever the working folder contains.
         [sys.executable, "-P", "-m", "kvxfer", *arguments],
         capture_output=True,
         text=True,
         timeout=BOUND_S,
         check=False,
-        env={**kept, **environment},
+        env={**os.environ, "KVXFER_DAEMON_URL": daemon},
     )
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def told(*arguments: str, daemon: str) -> list[Any]:
@@ -204,7 +226,7 @@ def test_memory_that_was_handed_over_moves_without_an_agent(tmp_path: Path, push
 
 def test_a_move_says_what_it_did(filled: list[Node]) -> None:
     src, dst = (f"{node.place}#{node.agent.incarnation.hex()}/kv:0" for node in filled)
-    done = run("move", src, dst)
+    done = start("move", src, dst)
     assert done.returncode == 0, done.stderr
     for words in (
         *("lease to read 1 block of kv of prefill-0", "done", "moved ", "/s"),

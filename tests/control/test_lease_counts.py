@@ -34,24 +34,6 @@ def test_an_agent_is_counted_from_what_it_told_first() -> None:
     assert counted((ONE, {}), (ONE, {"of another kind": 3})) == {}
 
 
-def test_what_the_daemons_own_clock_ended_has_expired() -> None:
-    counts = LeaseCounts()
-    counts.take(ONE, {"revoked": 0})
-    for _ in range(2):
-        counts.note_expired(ONE)
-    counts.take(ONE, {"revoked": 1})
-    assert (counts.ended["expired"], counts.ended["revoked"]) == (1, 0)
-    counts.take(ONE, {"revoked": 4})
-    assert (counts.ended["expired"], counts.ended["revoked"]) == (2, 2)
-
-
-def test_counts_of_agents_that_come_and_go_are_bounded() -> None:
-    counts = LeaseCounts()
-    for number in range(5000):
-        counts.take(f"{number:032x}", {})
-    assert len(counts._reported) == 4096
-
-
 async def figures(served: Served) -> dict[str, float]:
     async with served.unix() as client:
         text = (await client.get("/metrics")).text
