@@ -23,7 +23,8 @@ from kvxfer.control.agent_errors import AgentGone, CallRefused
 from kvxfer.errors import KvxferError
 from tests.certificates import Authority
 from tests.control.daemons import Daemon
-from tests.control.raw_ends import BOUND_S, until
+from tests.control.raw_ends import BOUND_S
+from tests.waiting import until
 
 EVERYTHING = ("show", "drain", "move", "grant", "settings")
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.control.serving import BOUND_S, program, reasons_of
-from tests.control.waiting import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("nsenter") is None, reason="only root mounts a small disk"

@@ -419,7 +419,7 @@ async def test_a_drain_reaches_the_agents_and_is_taken_back(node: Node) -> None:
     assert [event["topic"] for event in events] == ["drain.begun", "drain.ready"]
     await node.client.delete("/v1/drain")
     assert not node.here.draining
-    assert [each is None for each in heard] == [False, True]
+    assert (heard[0] is None, heard[-1]) == (False, None)  # an agent that reports late may be told twice
 
 
 async def test_an_agent_that_closes_is_gone_and_ends_what_it_was_told_to_begin(node: Node) -> None:

@@ -23,8 +23,8 @@ from tests.control.engines import (
     names,
     options,
     parked,
-    until,
 )
+from tests.waiting import until_on_loop
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -157,7 +157,7 @@ async def test_an_attached_agent_is_asked_for_the_lease(
     node = daemon(granter=attached)
     done = await node.pool.park(SALT, RemotePlace("prefill", "kv"), range(4), names(4), pin=True)
     (asked,) = attached.agents.values()
-    await until(lambda: not asked.leases)  # it is given back after the answer
+    await until_on_loop(lambda: not asked.leases)  # it is given back after the answer
     assert node.pool.stats().pages.pinned_nbytes == sum(page.nbytes for page in node.pool.pages())
     again = await node.pool.park(SALT, RemotePlace(asked.incarnation, "kv"), range(5), names(5))
     assert again.present == done.new

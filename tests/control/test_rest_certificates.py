@@ -28,7 +28,7 @@ from kvxfer.control.state.tokens import TokenRecord, Tokens
 from tests.certificates import Authority as AgentAuthority
 from tests.control.authority import Authority
 from tests.control.serving import BOUND_S, DIGEST, SALT, Program, Served, program
-from tests.control.waiting import until
+from tests.waiting import until
 
 SPIFFE = "spiffe://cluster/decode"
 GAUGE = re.compile(r'^kvxfer_certificate_expires_seconds\{use="(\w+)"\} (\S+)$', re.MULTILINE)

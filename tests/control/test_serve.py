@@ -22,8 +22,8 @@ from kvxfer.control import serve as module
 from kvxfer.control.__main__ import main
 from kvxfer.control.http_protocol import QuietServer
 from tests.control.authority import Authority, openssl
-from tests.control.engines import until
 from tests.control.serving import BOUND_S, DIGEST, options, program, reasons_of, serving
+from tests.waiting import until_on_loop
 
 
 def pem_files(folder: Path) -> None:
@@ -119,7 +119,7 @@ async def test_it_answers_before_its_own_agent_is_there(
     daemon = serving(tmp_path, own_agent=True, pool_gib=1 / 64)
     starting = asyncio.create_task(daemon.__aenter__())
     try:
-        await until((tmp_path / "run/api.sock").exists)
+        await until_on_loop((tmp_path / "run/api.sock").exists)
         transport = httpx.AsyncHTTPTransport(uds=str(tmp_path / "run/api.sock"))
         async with httpx.AsyncClient(transport=transport, base_url="http://node", timeout=BOUND_S) as client:
             assert (await client.get("/healthz")).status_code == 200

@@ -18,7 +18,7 @@ import pytest
 from kvxfer.control.http_protocol import ACCEPTED_AT_ONCE, MOST_CONNECTIONS
 from tests.control.authority import Authority
 from tests.control.serving import BOUND_S, Program, program
-from tests.control.waiting import until
+from tests.waiting import until
 
 #: Connections of each listener; and how many a daemon with few descriptors has.
 COUNT = 1500

@@ -326,6 +326,16 @@ def test_both_at_once_are_refused_in_words(
     local("decode", "tcp", tls=tls, secret=b"")
 
 
+def test_an_agent_with_certificates_is_given_no_secret(prefill: Node) -> None:
+    verbs: tuple[Callable[[], None], ...] = (
+        lambda: prefill.agent.set_secret(SECRET),
+        prefill.agent.reload_secret,
+    )
+    for verb in verbs:
+        with pytest.raises(UsageError, match="has certificates and no secret"):
+            verb()
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
