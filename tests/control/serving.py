@@ -77,6 +77,14 @@ class Served:
         """Returns a client over TCP. Without certificates, which take long to read."""
         return _client(self.url, token, httpx.AsyncHTTPTransport(verify=False))
 
+    async def until_watched(self, streams: int) -> None:
+        """Waits until this number of event streams is open."""
+        async with asyncio.timeout(BOUND_S), self.unix() as client:
+            while True:
+                if f"kvxfer_daemon_watchers {float(streams)}\n" in (await client.get("/metrics")).text:
+                    return
+                await asyncio.sleep(0.01)
+
     async def make_token(self, role: str, **more: object) -> str:
         """Returns the secret of a new token."""
         async with self.unix() as client:

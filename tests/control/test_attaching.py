@@ -148,6 +148,16 @@ def test_of_very_many_regions_the_first_are_told(daemon: Daemon) -> None:
         assert [row["name"] for row in told.regions] == [f"region-{number}" for number in range(64)]
 
 
+def test_a_bearers_lease_is_told_without_what_opens_it(daemon: Daemon, pair: Pair) -> None:
+    number = str(pair.regions[0].grant(None).token).split(".")[1]
+    told = daemon.agent("here")
+    until(lambda: told.leases)
+    assert number not in repr(told.leases)
+    assert str(int(number, 16)) not in repr(told.leases)
+    assert daemon.call("here", "grant.revoke", lease=told.leases[0]["lease"]) == {"found": True}
+    until(lambda: not told.leases)
+
+
 def test_what_ends_with_the_agent_is_told(daemon: Daemon) -> None:
     with Pair(daemon) as pair:
         daemon.agent("here")

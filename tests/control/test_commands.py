@@ -225,9 +225,9 @@ def test_memory_that_was_handed_over_moves_without_an_agent(tmp_path: Path, push
                 f"unix:{folder}/run/api.sock#/{each.region}"
                 for folder, each in zip(folders, handed, strict=True)
             ]
-            for folder in folders:
+            for folder, each in zip(folders, handed, strict=True):
                 with Client(f"unix:{folder}/run/api.sock") as client:
-                    until(lambda: [each for each in client.regions() if each.name.startswith("/memory")])
+                    until(lambda: [found for found in client.regions() if found.name == each.region])  # noqa: B023
             done = run("move", f"{ends[0]}:4-7", f"{ends[1]}:0-3", *(["--push"] if push else []))
             assert done.returncode == 0, done.stdout + done.stderr
             assert (memory[1][:, :, :4] == memory[0][:, :, 4:8]).all()

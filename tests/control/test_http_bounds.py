@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -44,25 +44,34 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
 async def test_half_open_requests_end_in_time_and_hold_nobody_up(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "REQUEST_TIMEOUT_S", 2.0)
-    first = head(served)
-    begun = (b"", b"GET", first[:-2] + b"X: ", b"\x16\x03\x01\x02\x00", first + b"GET /v1/no")
+    whole = head(served)
+
+    async def is_answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(whole)
+        assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
 
     async def half(sent: bytes) -> None:
         async with raw(served) as (reader, writer):
             writer.write(sent)
             answer = await all_of(reader)
-            if sent.startswith(first):
-                assert answer.startswith(b"HTTP/1.1 200")
-                assert answer.endswith(b"}"), "nothing answers the request that did not come whole"
-            else:
-                assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
 
-    clients = [asyncio.create_task(half(sent)) for sent in begun for _ in range(50)]
-    async with served.tcp(served.token) as client:
+    async def half_a_second(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"GET /v1/no")
+        assert await all_of(reader) == b""
+
+    async with AsyncExitStack() as stack:
+        other, *known = [await stack.enter_async_context(raw(served)) for _ in range(51)]
+        for client in (other, *known):
+            await is_answered(*client)
+        # Now, so that a first request may take longer to arrive.
+        monkeypatch.setattr(http_protocol, "REQUEST_TIMEOUT_S", 2.0)
+        begun = (b"", b"GET", whole[:-2] + b"X: ", b"\x16\x03\x01\x02\x00")
+        clients = [asyncio.create_task(half(sent)) for sent in begun for _ in range(50)]
+        clients += [asyncio.create_task(half_a_second(*client)) for client in known]
         for _ in range(20):
-            assert (await client.get("/v1/node")).status_code == 200
-    await asyncio.gather(*clients)
+            await is_answered(*other)
+        await asyncio.gather(*clients)
 
 
 async def test_a_body_that_does_not_come_ends_in_time(
@@ -80,8 +89,7 @@ async def test_a_body_that_does_not_come_ends_in_time(
 async def test_who_is_refused_reads_why_though_the_body_comes_later_or_never(
     served: Served, monkeypatch: pytest.MonkeyPatch, comes: bool
 ) -> None:
-    if not comes:
-        monkeypatch.setattr(guard, "_PASSED_OVER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(guard, "_PASSED_OVER_TIMEOUT_S", BOUND_S if comes else 0.1)
     async with raw(served) as (reader, writer):
         asked = head(served, "PUT", "/v1/drain", "Content-Type: application/json", "Content-Length: 2")
         writer.write(asked.replace(served.token.encode(), b"kvxfer-wrong"))
@@ -99,20 +107,15 @@ async def test_too_many_connections_are_closed_and_the_unix_socket_is_there_stil
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "MOST_CONNECTIONS", 50)
-    held = []
-    for _ in range(80):
-        context = raw(served)
-        held.append((context, await context.__aenter__()))
-    async with served.unix() as client:
+    async with AsyncExitStack() as stack, served.unix() as client:
+        held = [await stack.enter_async_context(raw(served)) for _ in range(80)]
         assert (await client.get("/v1/node")).status_code == 200
-    ends = [asyncio.create_task(all_of(reader)) for _, (reader, _) in held]
-    first = asyncio.as_completed(ends, timeout=BOUND_S)
-    assert [await end for end in itertools.islice(first, 30)] == [b""] * 30
-    for end in ends:
-        end.cancel()
-    await asyncio.wait(ends)
-    for context, _ in held:
-        await context.__aexit__(None, None, None)
+        ends = [asyncio.create_task(all_of(reader)) for reader, _ in held]
+        first = asyncio.as_completed(ends, timeout=BOUND_S)
+        assert [await end for end in itertools.islice(first, 30)] == [b""] * 30
+        for end in ends:
+            end.cancel()
+        await asyncio.wait(ends)
 
 
 async def test_an_answer_that_nobody_takes_ends_in_time(
@@ -121,16 +124,10 @@ async def test_an_answer_that_nobody_takes_ends_in_time(
     monkeypatch.setattr(http_protocol, "_STALL_TIMEOUT_S", 0.5)
     for number in range(60_000):
         served.daemon.events.append("test", 1.0, {"number": number, "long": "x" * 100})
-    async with raw(served) as (_, writer):
+    async with raw(served) as (reader, writer):
         writer.write(head(served, "GET", "/v1/events?after=0"))
-        async with asyncio.timeout(BOUND_S), served.unix() as client:
-            seen = False
-            while True:
-                open_ = "kvxfer_daemon_watchers 1.0" in (await client.get("/metrics")).text
-                if seen and not open_:
-                    break
-                seen = seen or open_
-                await asyncio.sleep(0.02)
+        await reader.readuntil(b"event: test")  # the stream is open
+        await served.until_watched(0)
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -537,4 +537,5 @@ async def test_pages_are_parked_leased_fetched_pinned_and_dropped(tmp_path: Path
             assert done.json()["pages"] == [{"key": "k1", "state": "done"}], verb
         assert (await node.client.post("/v1/pages/pin", json=which)).json()["pages"][0]["state"] == "missing"
     async with serving(tmp_path, own_agent=True, pool_gib=1 / 64) as served, served.unix() as client:
-        assert (await client.post("/v1/pages/pin", json=which)).json()["pages"][0]["state"] == "missing"
+        lost = await client.post("/v1/pages/pin", json={**which, "keys": ["k1", "k3"]})
+        assert [page["state"] for page in lost.json()["pages"]] == ["missing", "gone"]

@@ -6,6 +6,9 @@ import asyncio
 import gc
 import random
 
+import pytest
+
+from kvxfer.control.problems import Refusal
 from kvxfer.control.state.byte_rates import BURST_S, ByteRates
 from kvxfer.control.state.event_log import _MOST_ENCODED, EventLog, Wanted
 from kvxfer.control.state.lease_counts import LeaseCounts
@@ -42,6 +45,23 @@ def test_bytes_have_a_burst_and_then_a_rate(seed: int) -> None:
     wait_s = rates.wait_s("red", now_s)
     rates.set({"red": 1000.0, "blue": 1.0})
     assert rates.wait_s("red", now_s) == wait_s > 900, "the same rate forgives nothing"
+
+
+async def test_what_has_no_turn_in_time_is_refused() -> None:
+    gate = TenantGate()
+    gate.set_rates({"red": 10})
+    assert await gate.enter("red", 1000, 60.0) <= 60.0, "one may overdraw"
+    assert await gate.enter("blue", 10**9, 5.0) == 5.0, "others go at once"
+    first = asyncio.create_task(gate.enter("red", 1, 600.0))
+    await asyncio.sleep(0)
+    with pytest.raises(Refusal, match="'red' is limited to 10 bytes a second") as behind:
+        await gate.enter("red", 1, 0.05)  # its own deadline, and not that of the one before it
+    assert (behind.value.code, first.done()) == ("deadline", False)
+    first.cancel()
+    await asyncio.wait([first])
+    with pytest.raises(Refusal, match="'red' is limited to 10 bytes a second") as alone:
+        await gate.enter("red", 1, 1.0)
+    assert (alone.value.code, (alone.value.retry_after_s or 0.0) > 1.0) == ("rate-limited", True)
 
 
 async def test_requests_of_a_tenant_go_in_their_order() -> None:

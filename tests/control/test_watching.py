@@ -65,16 +65,6 @@ async def raw_stream(served: Served, token: str) -> AsyncIterator[socket.socket]
         yield client
 
 
-async def until(served: Served, streams: int) -> None:
-    """Waits until this number of streams is open."""
-    async with asyncio.timeout(BOUND_S), served.unix() as client:
-        while True:
-            text = (await client.get("/metrics")).text
-            if f"kvxfer_daemon_watchers {float(streams)}" in text:
-                return
-            await asyncio.sleep(0.01)
-
-
 async def test_events_come_as_they_happen_and_are_resumed_by_index(served: Served) -> None:
     async with served.unix() as client:
         async with watching(client) as events:
@@ -156,7 +146,7 @@ async def test_a_laggard_is_told_how_many_it_missed(served: Served) -> None:
 async def test_who_does_not_read_costs_a_bounded_buffer_and_is_told_later(served: Served) -> None:
     """A stream stalls while others continue; events that it did not read are overwritten."""
     async with raw_stream(served, served.token) as laggard:
-        await until(served, 1)
+        await served.until_watched(1)
         async with served.unix() as client, watching(client) as events:
             for _ in range(6):
                 note(served, CAPACITY // 2)
@@ -170,13 +160,13 @@ async def test_who_does_not_read_costs_a_bounded_buffer_and_is_told_later(served
 @pytest.mark.parametrize("how", ["closed", "reset", "half"])
 async def test_a_client_that_vanishes_leaves_nothing(served: Served, how: str) -> None:
     async with raw_stream(served, served.token) as client:
-        await until(served, 1)
+        await served.until_watched(1)
         if how == "reset":
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         elif how == "half":
             note(served, 10)
             await asyncio.get_running_loop().sock_recv(client, 10)
-    await until(served, 0)
+    await served.until_watched(0)
     assert not served.daemon.events._wakers
 
 
@@ -189,7 +179,7 @@ async def test_streams_end_with_their_token(served: Served) -> None:
             await admin.delete(f"/v1/tokens/{token.split('_')[1]}")
         with pytest.raises(StopAsyncIteration):
             await take(events, 1)
-    await until(served, 0)
+    await served.until_watched(0)
 
 
 async def test_streams_of_each_caller_are_bounded(served: Served) -> None:
@@ -197,7 +187,7 @@ async def test_streams_of_each_caller_are_bounded(served: Served) -> None:
     async with AsyncExitStack() as stack:
         for _ in range(event_routes.MOST_STREAMS_EACH):
             await stack.enter_async_context(raw_stream(served, token))
-        await until(served, event_routes.MOST_STREAMS_EACH)
+        await served.until_watched(event_routes.MOST_STREAMS_EACH)
         async with served.tcp(token) as one, served.unix() as other:
             answer = await one.get("/v1/events")
             assert (answer.status_code, answer.json()["code"]) == (429, "exhausted")
@@ -205,7 +195,7 @@ async def test_streams_of_each_caller_are_bounded(served: Served) -> None:
             async with watching(other) as events:
                 note(served, 1)
                 await take(events, 1)
-    await until(served, 0)
+    await served.until_watched(0)
 
 
 async def test_a_hundred_watchers_of_ten_thousand_events(served: Served) -> None:
@@ -216,7 +206,7 @@ async def test_a_hundred_watchers_of_ten_thousand_events(served: Served) -> None
             return [int(event["id"]) for event in await take(events, 1000)]
 
     watchers = [asyncio.create_task(watch(number % 10)) for number in range(100)]
-    await until(served, 100)
+    await served.until_watched(100)
     begin = served.daemon.events.last + 1
     for _ in range(100):
         for group in range(10):
