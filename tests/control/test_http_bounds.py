@@ -178,7 +178,10 @@ async def test_what_is_no_request_is_refused(served: Served) -> None:
 async def test_odd_requests_are_refused(served: Served) -> None:
     for sent in (
         b"GET /v1/node HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
-        head(served, "GET", "/v1/node", "Authorization: Bearer x"),
+        # Either of the two alone is right.
+        head(served, "GET", "/v1/node", f"Authorization: Bearer {served.token}"),
+        head(served, "GET", "/v1/node", *("Origin: http://localhost",) * 2),
+        head(served, "GET", "/v1/node", *("Idempotency-Key: k",) * 2),
         head(served, "GET", "/v1/node", "Content-Length: -1"),
         head(served, "GET", "/v1/node", "Content-Length: 1", "Transfer-Encoding: chunked"),
         head(served, "GET", "/v1/node", "X: " + "y" * 100_000),

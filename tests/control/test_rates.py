@@ -49,7 +49,7 @@ def test_bytes_have_a_burst_and_then_a_rate(seed: int) -> None:
 
 async def test_what_has_no_turn_in_time_is_refused() -> None:
     gate = TenantGate()
-    gate.set_rates({"red": 10})
+    gate.set_rates({"red": 10, "green": 10})
     assert await gate.enter("red", 1000, 60.0) <= 60.0, "one may overdraw"
     assert await gate.enter("blue", 10**9, 5.0) == 5.0, "others go at once"
     first = asyncio.create_task(gate.enter("red", 1, 600.0))
@@ -59,9 +59,11 @@ async def test_what_has_no_turn_in_time_is_refused() -> None:
     assert (behind.value.code, first.done()) == ("deadline", False)
     first.cancel()
     await asyncio.wait([first])
-    with pytest.raises(Refusal, match="'red' is limited to 10 bytes a second") as alone:
-        await gate.enter("red", 1, 1.0)
-    assert (alone.value.code, (alone.value.retry_after_s or 0.0) > 1.0) == ("rate-limited", True)
+    gate.spend("green", 1000)  # what was not known before
+    for tenant in ("red", "green"):
+        with pytest.raises(Refusal, match=f"'{tenant}' is limited to 10 bytes a second") as alone:
+            await gate.enter(tenant, 1, 1.0)
+        assert (alone.value.code, (alone.value.retry_after_s or 0.0) > 1.0) == ("rate-limited", True)
 
 
 async def test_requests_of_a_tenant_go_in_their_order() -> None:
