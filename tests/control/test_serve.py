@@ -21,6 +21,7 @@ import pytest
 from kvxfer.control import serve as module
 from kvxfer.control.__main__ import main
 from kvxfer.control.http_protocol import QuietServer
+from kvxfer.control.listening import parse_listen, require_safe
 from tests.control.authority import Authority, openssl
 from tests.control.serving import BOUND_S, DIGEST, options, program, reasons_of, serving
 from tests.waiting import until_on_loop
@@ -82,6 +83,12 @@ def test_it_says_why_it_does_not_start(tmp_path: Path, capsys: pytest.CaptureFix
                 status = int(end.code or 0)
             said = capsys.readouterr().err
             assert (status, words in said, "listening on" in said) == (2, True, False), (arguments, said)
+
+
+def test_an_address_of_this_host_needs_no_tls() -> None:
+    for host, port in (("127.0.0.1", 80), ("127.1.2.3", 1), ("::1", 0), ("localhost", 65535)):
+        assert parse_listen(f"[{host}]:{port}" if ":" in host else f"{host}:{port}") == (host, port)
+        require_safe(host, None)
 
 
 @pytest.mark.parametrize(
