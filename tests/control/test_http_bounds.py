@@ -184,7 +184,7 @@ async def test_odd_requests_are_refused(served: Served) -> None:
         head(served, "GET", "/v1/node", *("Idempotency-Key: k",) * 2),
         head(served, "GET", "/v1/node", "Content-Length: -1"),
         head(served, "GET", "/v1/node", "Content-Length: 1", "Transfer-Encoding: chunked"),
-        head(served, "GET", "/v1/node", "X: " + "y" * 100_000),
+        head(served, "GET", "/v1/node", "X: " + "y" * 1_000_000),
         head(served, "GET", "/v1/node", "X : y"),
         head(served, "GET", "/v1/node", "X: a\x00b"),
         b"GET /v1/node\r\n\r\n",
@@ -192,11 +192,15 @@ async def test_odd_requests_are_refused(served: Served) -> None:
         b"GET http://evil.example/v1/node HTTP/1.1\r\nHost: evil.example\r\n\r\n",
         b"\r\n" * 10_000,
     ):
-        async with raw(served) as (reader, writer):
+        async with raw(served) as (reader, writer), asyncio.timeout(BOUND_S):
             writer.write(sent)
-            writer.write_eof()
-            answer = await all_of(reader)
-            assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), (sent[:80], answer[:200])
+            try:
+                answer = await reader.readline()
+            except ConnectionError:
+                answer = b""
+            # What is long may arrive when it has been answered already, which resets the connection.
+            is_reset = answer == b"" and len(sent) > 10_000
+            assert answer.startswith(b"HTTP/1.1 4") or is_reset, (sent[:80], sent[-80:], answer)
     async with served.tcp(served.token) as client:
         assert (await client.get("/v1/node")).status_code == 200
 
