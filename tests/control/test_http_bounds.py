@@ -58,7 +58,8 @@ async def test_half_open_requests_end_in_time_and_hold_nobody_up(
 
     async def half_a_second(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"GET /v1/no")
-        assert await all_of(reader) == b""
+        async with asyncio.timeout(BOUND_S / 2):  # an idle connection would end after 60 s
+            assert await all_of(reader) == b""
 
     async with AsyncExitStack() as stack:
         other, *known = [await stack.enter_async_context(raw(served)) for _ in range(51)]
