@@ -57,12 +57,13 @@ class Done(NamedTuple):
 
 def run(*arguments: str, daemon: str = "", **environment: str) -> Done:
     """Runs a command in this process, where it need not load anew what it uses."""
+    if arguments[0] == "top":
+        return start(*arguments, daemon=daemon)  # its thread ends with its process
     if daemon:
         environment["KVXFER_DAEMON_URL"] = daemon
     out, error = io.StringIO(), io.StringIO()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVXFER_")}
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
-        for name in os.environ.keys() - kept.keys():
+        for name in [name for name in os.environ if name.startswith("KVXFER_")]:
             patch.delenv(name)
         for name, value in environment.items():
             patch.setenv(name, value)
@@ -72,6 +73,7 @@ def run(*arguments: str, daemon: str = "", **environment: str) -> Done:
 
 def start(*arguments: str, daemon: str = "") -> Done:
     """Runs a command in a process of its own, as a user starts it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVXFER_")}
     done = subprocess.run(
         # -P: use the installed package, whatever the working folder contains.
         [sys.executable, "-P", "-m", "kvxfer", *arguments],
@@ -79,7 +81,7 @@ def start(*arguments: str, daemon: str = "") -> Done:
         text=True,
         timeout=BOUND_S,
         check=False,
-        env={**os.environ, "KVXFER_DAEMON_URL": daemon},
+        env=kept | {"KVXFER_DAEMON_URL": daemon},
     )
     return Done(done.returncode, done.stdout, done.stderr)
 
