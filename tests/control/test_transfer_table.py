@@ -168,6 +168,16 @@ def test_a_number_of_another_session_is_not_taken_for_what_was_made_here() -> No
     assert len(table) == 2
 
 
+def test_of_what_was_made_here_nothing_may_be_heard() -> None:
+    table = TransferTable(10)
+    made = table.add_made(MADE, 1.0)
+    assert (made.outcome, made.tenant) == ("pending", "red")
+    table.fail(made.seq, 4.0)
+    entry = table.at(made.seq)
+    assert entry is not None
+    assert entry.outcome == "failed"
+
+
 def test_stages_are_counted_as_far_as_they_are_known() -> None:
     counts = TransferCounts()
     stages = {"posted_ns": 100, "begun_ns": 200, "first_piece_ns": 300, "ended_ns": 1300}
