@@ -193,6 +193,16 @@ def test_the_logs_level_is_set(daemon: Daemon, pair: Pair) -> None:
         log.setLevel(before)
 
 
+def test_settings_that_cannot_all_be_made_change_nothing(daemon: Daemon, pair: Pair) -> None:
+    pair.connect()
+    limits = {"there": {"max_bytes_per_s": 1000}}
+    daemon.call("here", "settings.set", peers=limits, rails={"unix": False})
+    with pytest.raises(CallRefused, match="'there'") as caught:
+        daemon.call("here", "settings.set", peers={"there": None}, rails={"loopback": False})
+    assert caught.value.code == "unsupported"
+    assert pair.here.limits["there"].max_bytes_per_s == 1000
+
+
 # ---- what is refused ------------------------------------------------------------------------------
 
 
