@@ -303,6 +303,10 @@ async def test_a_transfer_of_an_agents_own_is_cancelled_by_its_id(node: Node) ->
     )
     found = await node.until("/v1/open-transfers", lambda found: found["items"], agent="here")
     (item,) = found["items"]
+    async with node.served.tcp(await node.served.make_token("transfer", tenants=["red"])) as of_red:
+        assert not (await of_red.get("/v1/open-transfers")).json()["items"]
+        for method in ("GET", "DELETE"):
+            assert (await of_red.request(method, f"/v1/transfers/{item['id']}")).status_code == 404
     assert (await node.get(f"/v1/transfers/{item['id']}"))["state"] == "pending"
     assert (await node.client.delete(f"/v1/transfers/{item['id']}")).json()["found"]
     with pytest.raises(Exception, match="cancel"):
