@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from kvxfer.control.attached import Attached
 from kvxfer.control.attachments import Attachments
 from kvxfer.session.records import Record
-from tests.control.raw_ends import BOUND_S, until
+from tests.control.raw_ends import BOUND_S
+from tests.waiting import until
 
 T = TypeVar("T")
 

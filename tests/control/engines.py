@@ -40,15 +40,6 @@ def options(transport: str | None = None, **changes: Any) -> AgentOptions:
     return AgentOptions(**{**PATIENT, **changes})
 
 
-async def until(is_over: Callable[[], object]) -> None:
-    """Waits until a condition is true."""
-    async with asyncio.timeout(BOUND_S):
-        while True:
-            if is_over():
-                return
-            await asyncio.sleep(0.002)
-
-
 class Engine:
     """An agent in this process, with a cache that others read and write."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -121,11 +120,3 @@ class RawDaemon:
         if is_welcome:
             end.say({"t": "welcome"})
         return end
-
-
-def until(is_so: Any, what: str = "") -> None:
-    """Blocks until another thread or process makes a condition true."""
-    deadline = time.monotonic() + BOUND_S
-    while not is_so():
-        assert time.monotonic() < deadline, what or "it never came to be so"
-        time.sleep(0.005)

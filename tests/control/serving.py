@@ -21,6 +21,17 @@ from kvxfer.control.node import NodeDaemon
 from kvxfer.control.serve import ServeOptions, serve
 
 BOUND_S = 60.0
+# Requests that pass their schemas.
+DIGEST = "0" * 64
+SALT = {"model": "m", "keys": ["k"]}
+MOVE = {
+    "agent": "a",
+    "region": "kv",
+    "remote_agent": "b",
+    "remote_region": "kv",
+    "src_blocks": [1],
+    "dst_blocks": [2],
+}
 
 
 def options(folder: Path, **more: object) -> ServeOptions:
@@ -66,6 +77,14 @@ class Served:
         """Returns a client over TCP. Without certificates, which take long to read."""
         return _client(self.url, token, httpx.AsyncHTTPTransport(verify=False))
 
+    async def until_watched(self, streams: int) -> None:
+        """Waits until this number of event streams is open."""
+        async with asyncio.timeout(BOUND_S), self.unix() as client:
+            while True:
+                if f"kvxfer_daemon_watchers {float(streams)}\n" in (await client.get("/metrics")).text:
+                    return
+                await asyncio.sleep(0.01)
+
     async def make_token(self, role: str, **more: object) -> str:
         """Returns the secret of a new token."""
         async with self.unix() as client:
@@ -107,6 +126,14 @@ async def serving(folder: Path, **more: object) -> AsyncIterator[Served]:
 def says_ready(line: str) -> bool:
     """Returns whether a line of the daemon's log, plain or JSON, says that it serves, ready or not."""
     return re.search(r' INFO (ready$|not ready: )|"message": "(ready"|not ready: )', line) is not None
+
+
+def reasons_of(client: httpx.Client) -> set[str]:
+    """Returns the reasons that the gauge has, after a comparison with the gauge of readiness."""
+    text = client.get("/metrics").text
+    found = set(re.findall(r'^kvxfer_daemon_not_ready{reason="(.+)"} 1.0$', text, re.MULTILINE))
+    assert f"kvxfer_daemon_ready {float(not found)}" in text
+    return found
 
 
 @dataclass

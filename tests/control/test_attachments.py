@@ -20,8 +20,9 @@ from kvxfer.control.agent_errors import AgentGone, CallRefused
 from kvxfer.control.attachments import Attachments
 from kvxfer.session.records import RECORD_NBYTES, encode
 from tests.control.daemons import Daemon
-from tests.control.raw_ends import BOUND_S, HELLO, RawAgent, until
+from tests.control.raw_ends import BOUND_S, HELLO, RawAgent
 from tests.control.records import record
+from tests.waiting import until
 
 INCARNATION = HELLO["incarnation"]
 ROOT = Path(__file__).parents[2]
@@ -212,7 +213,7 @@ def test_a_flood_is_read_as_fast_as_is_fair_and_others_are_served(flood: bytes, 
             until(lambda: line._credit < 0, "it is never held back")
             for number in range(50):
                 other.say({"t": "state", "num_peers": number})
-                until(lambda number=number: daemon.agent("raw-other").num_peers == number)
+                until(lambda: daemon.agent("raw-other").num_peers == number)  # noqa: B023
             assert len(line._reader._left) <= 1 << 20
         finally:
             stop.set()

@@ -22,7 +22,7 @@ from kvxfer.control.client_events import EventCursor
 from kvxfer.control.client_exchange import exchange, unanswered
 from kvxfer.control.daemon_place import DaemonPlace, token_of
 from kvxfer.errors import UsageError
-from tests.control.serving import Served, program, serving
+from tests.control.serving import Served, program
 
 BOUND_S = 60.0
 # httpcore leaves a refused unix socket to the garbage collector, which must run within the test.
@@ -423,18 +423,3 @@ def test_tokens_come_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         file.write_bytes(wrong)
         with pytest.raises(UsageError, match=r"^KVXFER_TOKEN_FILE: "):
             token_of()
-
-
-async def test_a_watcher_is_told_what_it_missed(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served, AsyncClient(served.socket) as client:
-        for n in range(70_000):  # more than the daemon keeps
-            served.daemon.events.append("drain.begun", 0.0, {"n": n})
-        served.daemon.events.wake()
-        events = client.events(after=1)
-        missed = await asyncio.wait_for(anext(events), BOUND_S)
-        assert isinstance(missed, Missed)
-        event = await asyncio.wait_for(anext(events), BOUND_S)
-        assert isinstance(event, schema.Event)
-        assert event.index == missed.oldest
-        assert missed.num_indexes == event.index - 2
-        await events.aclose()

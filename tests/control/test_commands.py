@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,15 +20,15 @@ import pytest
 pytest.importorskip("typer", reason="kvxfer[cli] is not installed")
 
 import kvxfer
-from kvxfer.cli import top
+from kvxfer.cli import app, top
 from kvxfer.cli.asking import in_bytes, in_time, plain
 from kvxfer.cli.region_place import Place
-from kvxfer.control import Client, schema
+from kvxfer.control import Client, ControlError, schema
 from kvxfer.control.hand_over import hand_over, shared_array
 from kvxfer.control.live_rates import LinkRate, LiveRates
 from kvxfer.errors import UsageError
 from tests.control.serving import Program, program
-from tests.control.waiting import until
+from tests.waiting import until
 
 BOUND_S = 90.0
 SHAPE = (4, 2, 16, 8, 2, 8)  # [layers, keys and values, blocks, tokens, heads, dims]
@@ -47,19 +49,41 @@ COMMANDS = (
 )
 
 
-def run(*arguments: str, daemon: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVXFER_")}
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*arguments: str, daemon: str = "", **environment: str) -> Done:
+    """Runs a command in this process, where it need not load anew what it uses."""
+    if arguments[0] == "top":
+        return start(*arguments, daemon=daemon)  # its thread ends with its process
     if daemon:
         environment["KVXFER_DAEMON_URL"] = daemon
-    # -P: use the installed package, whatever the working folder contains.
-    return subprocess.run(
+    out, error = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
+        for name in [name for name in os.environ if name.startswith("KVXFER_")]:
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        status = app.run(list(arguments))
+    return Done(status, out.getvalue(), error.getvalue())
+
+
+def start(*arguments: str, daemon: str = "") -> Done:
+    """Runs a command in a process of its own, as a user starts it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVXFER_")}
+    done = subprocess.run(
+        # -P: use the installed package, whatever the working folder contains.
         [sys.executable, "-P", "-m", "kvxfer", *arguments],
         capture_output=True,
         text=True,
         timeout=BOUND_S,
         check=False,
-        env={**kept, **environment},
+        env=kept | {"KVXFER_DAEMON_URL": daemon},
     )
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def told(*arguments: str, daemon: str) -> list[Any]:
@@ -67,6 +91,17 @@ def told(*arguments: str, daemon: str) -> list[Any]:
     done = run(*arguments, "--json", daemon=daemon)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def until_told_of(transfer: str, node: Node) -> schema.Transfer:
+    """Waits until the node's agent has reported its end of a transfer; each end does so at its own time."""
+
+    def found() -> schema.Transfer | None:
+        with suppress(ControlError), Client(node.place) as client:
+            return client.get_transfer(transfer)
+        return None
+
+    return until(found, f"{node.place} does not know {transfer}")
 
 
 @dataclass
@@ -150,8 +185,7 @@ def test_blocks_move_from_one_daemon_to_another(filled: list[Node], push: bool) 
     assert transfer["source"]["agent_name"] == "prefill-0"
     assert transfer["destination"]["agent_name"] == HOSTILE
     for node in filled:
-        (known,) = told("transfers", transfer["id"], daemon=node.place)
-        assert known["context"] == "req-1"
+        assert until_told_of(transfer["id"], node).context == "req-1"
     assert told("transfers", transfer["made_id"], daemon=at)[0]["id"] == transfer["id"]
     shown = run("transfers", transfer["id"], daemon=at)
     assert "begun" in shown.stdout
@@ -193,6 +227,9 @@ def test_memory_that_was_handed_over_moves_without_an_agent(tmp_path: Path, push
                 f"unix:{folder}/run/api.sock#/{each.region}"
                 for folder, each in zip(folders, handed, strict=True)
             ]
+            for folder, each in zip(folders, handed, strict=True):
+                with Client(f"unix:{folder}/run/api.sock") as client:
+                    until(lambda: [found for found in client.regions() if found.name == each.region])  # noqa: B023
             done = run("move", f"{ends[0]}:4-7", f"{ends[1]}:0-3", *(["--push"] if push else []))
             assert done.returncode == 0, done.stdout + done.stderr
             assert (memory[1][:, :, :4] == memory[0][:, :, 4:8]).all()
@@ -204,7 +241,7 @@ def test_memory_that_was_handed_over_moves_without_an_agent(tmp_path: Path, push
 
 def test_a_move_says_what_it_did(filled: list[Node]) -> None:
     src, dst = (f"{node.place}#{node.agent.incarnation.hex()}/kv:0" for node in filled)
-    done = run("move", src, dst)
+    done = start("move", src, dst)
     assert done.returncode == 0, done.stderr
     for words in (
         *("lease to read 1 block of kv of prefill-0", "done", "moved ", "/s"),
@@ -252,6 +289,7 @@ def test_an_agent_that_is_not_there_is_named(nodes: list[Node], noun: str, more:
 def test_sessions_have_their_numbers_and_an_agent_its_fields_on_lines(filled: list[Node]) -> None:
     src, dst = (f"{node.place}#{node.agent.incarnation.hex()}/kv:0" for node in filled)
     assert run("move", src, dst).returncode == 0
+    until(lambda: told("peers", "--agent", "prefill-0", daemon=filled[0].place), "no session is told")
     shown = run("peers", "--agent", "prefill-0", daemon=filled[0].place).stdout.splitlines()
     sessions = [str(row["session"]) for row in told("peers", "--agent", "prefill-0", daemon=filled[0].place)]
     assert shown[0].split()[:2] == ["AGENT", "SESSION"]
@@ -269,6 +307,7 @@ def test_top_names_peers_and_what_ended_before(filled: list[Node]) -> None:
     assert made["priority"] == 3
     assert len(told("transfers", "--limit", "1", daemon=filled[1].place)) == 1
     for node in filled:
+        until_told_of(made["id"], node)
         shown = run("top", "--count", "1", "--interval-s", "0.1", daemon=node.place).stdout
         assert "req-top" in shown
         (found,) = told("top", "--count", "1", "--interval-s", "0.1", daemon=node.place)

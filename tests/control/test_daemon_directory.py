@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from kvxfer.errors import PeerError, UsageError
 from kvxfer.testing import directories
 from kvxfer.testing.directories import BOUND_S, entry
 from tests.control.serving import Program, program
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +30,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
 
 def api(started: Program) -> Path:
     return started.folder / "run/api.sock"
-
-
-def until(what: str, is_so: Callable[[], object]) -> None:
-    pause = threading.Event()
-    for _ in range(int(BOUND_S * 100)):
-        if is_so():
-            return
-        pause.wait(0.01)
-    raise AssertionError(f"{what}: not within {BOUND_S:g} s")
 
 
 class AtDaemon(directories.DirectorySubject):
@@ -87,7 +79,7 @@ def test_agents_find_each_other_with_a_token_over_tcp(daemon: Program) -> None:
         Agent("prefill", directory=one) as prefill,
         Agent("decode", directory=other) as decode,
     ):
-        until("it is known", lambda: other.list("prefill") == (prefill.entry,))
+        until(lambda: other.list("prefill") == (prefill.entry,), "it is known")
         assert decode.connect_blocking("prefill").incarnation == prefill.incarnation
     with Client(daemon.url, token=daemon.token) as client:
         assert not [each.name for each in client.list_entries().items if each.name in {"prefill", "decode"}]
@@ -115,9 +107,9 @@ def test_entries_outlive_a_daemon_that_is_killed(tmp_path: Path) -> None:
         stays.publish(entry("stays"))
         goes.publish(entry("goes"))
         stays.publish(entry("old", 1), 3600.0)
-        until("all are known", lambda: len(stays.list()) == 3)
+        until(lambda: len(stays.list()) == 3, "all are known")
         first.end(signal.SIGKILL)
-        until("it is noticed", lambda: stays.away)
+        until(lambda: stays.away, "it is noticed")
         assert stays.resolve_blocking("goes", 0.0) == entry("goes")
         with pytest.raises(PeerError, match="daemon's directory"):
             stays.publish(entry("late"))
@@ -127,7 +119,7 @@ def test_entries_outlive_a_daemon_that_is_killed(tmp_path: Path) -> None:
             # At once, before any agent has published itself again.
             assert {each.name for each in client.list_entries().items} >= {"goes", "old", "stays"}
             client.publish_entry(_published(entry("old", 2)))
-        until("it is heard again", lambda: not stays.away)
+        until(lambda: not stays.away, "it is heard again")
         watch = stays.watch_blocking("goes", BOUND_S)
         assert next(watch) == Change(ChangeKind.ADDED, entry("goes"))
         assert next(watch) == Change(ChangeKind.REMOVED, entry("goes"))
@@ -156,12 +148,12 @@ def _published(said: Entry) -> schema.EntryPublication:
 def test_a_daemon_that_stops_is_given_up_and_comes_back(tmp_path: Path) -> None:
     with program(tmp_path) as started, DaemonDirectory(api(started)) as directory:
         directory.publish(entry("a"))
-        until("it is heard", lambda: not directory.away)
+        until(lambda: not directory.away, "it is heard")
         started.process.send_signal(signal.SIGSTOP)
-        until("it is noticed", lambda: directory.away)
+        until(lambda: directory.away, "it is noticed")
         assert directory.list() == (entry("a"),)
         started.process.send_signal(signal.SIGCONT)
-        until("it is heard again", lambda: not directory.away)
+        until(lambda: not directory.away, "it is heard again")
         directory.publish(entry("b"))
         assert directory.list() == (entry("a"), entry("b"))
 

@@ -23,7 +23,8 @@ from kvxfer.session.records import RECORD_NBYTES, decode
 from kvxfer.testing.pair import Pair, connected_pair
 from tests.control.daemon_process import DaemonProcess
 from tests.control.daemons import Daemon
-from tests.control.raw_ends import BOUND_S, RawDaemon, until
+from tests.control.raw_ends import BOUND_S, RawDaemon
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 EVERYTHING = ("show", "drain", "move", "grant", "settings")
@@ -139,8 +140,8 @@ def test_a_daemon_that_is_killed_again_and_again_is_told_all_anew(folder: Path, 
     traffic = Traffic(pair)
     for _ in range(4):
         with DaemonProcess(folder) as daemon:
-            until(lambda daemon=daemon: all_told(daemon, {"regions": 1, "peers": 1, "draining": False}))
-            until(lambda daemon=daemon: all(told["records"] for told in daemon.told().values()))
+            until(lambda: all_told(daemon, {"regions": 1, "peers": 1, "draining": False}))
+            until(lambda: all(told["records"] for told in daemon.told().values()))
             traffic.goes_on()
         traffic.goes_on()
     assert traffic.stop()
@@ -316,7 +317,7 @@ def test_200_agents_are_attached_at_once_and_again(folder: Path) -> None:
     try:
         for _ in range(2):
             with DaemonProcess(folder) as daemon:
-                until(lambda daemon=daemon: len(daemon.told()) == 200)
+                until(lambda: len(daemon.told()) == 200)
     finally:
         for agent in agents:
             agent.close()

@@ -19,7 +19,7 @@ from kvxfer import AgentOptions, LeaseToken, RegionDescriptor
 from kvxfer.testing.pair import Pair, connected_pair
 from tests.control.serving import BOUND_S, program
 from tests.control.test_daemon_faults import Traffic
-from tests.control.waiting import until
+from tests.waiting import until
 
 T = TypeVar("T")
 ARGUMENTS = ("--pool-gib", str(1 / 64))

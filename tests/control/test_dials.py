@@ -17,8 +17,8 @@ from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.control import Client, schema
 from kvxfer.control.daemon_directory import DaemonDirectory
 from kvxfer.errors import PeerError, UsageError
-from tests.control.engines import until
 from tests.control.serving import Served, program, serving
+from tests.waiting import until_on_loop
 
 
 @contextmanager
@@ -49,7 +49,7 @@ async def node_of_directory(folder: Path, allow: tuple[str, ...] | None) -> Asyn
             with DaemonDirectory(at) as directory:
                 async with Agent("here", options, directory=directory):
                     agents = node.daemon.agents
-                    await until(lambda: any(each.name == "here" for each in agents.all()))
+                    await until_on_loop(lambda: any(each.name == "here" for each in agents.all()))
                     yield node, at
 
 
@@ -98,7 +98,7 @@ async def test_names_that_do_not_answer_delay_no_other_name(tmp_path: Path) -> N
                 publish(at, f"dead-{number}", address)
             dead = [asyncio.create_task(park(client, f"dead-{number}")) for number in range(20)]
             dials = node.daemon.own._dials  # type: ignore[union-attr]
-            await until(lambda: sum(dials._of_host.values()) >= 16)
+            await until_on_loop(lambda: sum(dials._of_host.values()) >= 16)
             async with Agent("alive", listen="tcp://127.0.0.2:0", directory=DaemonDirectory(at)):
                 answer = await park(client, "alive")
             assert answer.json()["code"] == "unknown-region", answer.text  # it was reached

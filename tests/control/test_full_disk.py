@@ -1,8 +1,10 @@
-"""A state folder on a disk that is really full: what is taken back goes on, and the daemon starts."""
+"""A state folder on a disk that is really full: what goes on, what is refused, and what is told of it."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,7 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.control.serving import BOUND_S, program
+from tests.control.serving import BOUND_S, program, reasons_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("nsenter") is None, reason="only root mounts a small disk"
@@ -93,6 +96,34 @@ def test_revoking_and_draining_go_on_and_a_restart_keeps_them(tmp_path: Path, di
         refused(client)
         assert client.delete(f"/v1/tokens/{ids[100]}").status_code == 200
         assert daemon.end() == 0, daemon.said
+    # A line that did not fit was written before the next ones.
+    audit = [json.loads(line) for line in (disk.state / "audit.log").read_text().splitlines()]
+    done = [line for line in audit if (line["what"], line["result"]) == ("revoke_token", "done")]
+    assert len(done) == 101
+
+
+def test_a_full_disk_is_a_reason_a_gauge_and_one_line_of_the_log(tmp_path: Path, disk: SmallDisk) -> None:
+    with program(tmp_path, under=disk.under) as daemon, admin(tmp_path) as client:
+        assert reasons_of(client) == set()
+        disk.fill()
+        for _ in range(3):
+            answer = client.post("/v1/tokens", json={"name": "during"})
+            assert (answer.status_code, answer.json()["code"]) == (503, "unavailable"), answer.text
+        for path in ("/v1/node", "/v1/tokens", "/v1/transfers", "/healthz", "/v1/drain"):
+            assert client.get(path).status_code == 200, path
+        (reason,) = client.get("/readyz").json()["reasons"]
+        assert reason.startswith("the audit log cannot be written")
+        assert reasons_of(client) == {"audit-log"}
+        disk.free()
+        # Also if nobody asks for a change meanwhile.
+        until(lambda: client.get("/readyz").status_code == 200, "it is not ready again")
+        assert reasons_of(client) == set()
+        assert client.put("/v1/drain", json={}).status_code == 200
+        assert [each["name"] for each in client.get("/v1/tokens").json()["items"]] == ["admin"]
+        assert reasons_of(client) == {"draining"}
+        until(lambda: sum("not ready: it is draining" in line for line in daemon.said) == 1, "no line")
+        told = [re.sub(r".* (WARNING|INFO) ", "", line.strip()) for line in daemon.said if "ready" in line]
+        assert told == ["ready", f"not ready: {reason}", "ready", "not ready: it is draining"]
 
 
 def test_the_first_start_on_a_full_disk_waits_for_room(tmp_path: Path, disk: SmallDisk) -> None:

@@ -25,7 +25,8 @@ from kvxfer.control.handed_line import MAX_LINE_NBYTES, HandedLine
 from kvxfer.control.handed_memory import HandedMemory
 from kvxfer.control.own_agent import OwnAgent, RemotePlace
 from kvxfer.gpu import driver
-from tests.control.engines import BOUND_S, SALT, Daemon, options, until
+from tests.control.engines import BOUND_S, SALT, Daemon, options
+from tests.waiting import until_on_loop
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = (3, 2, 24, 8, 4, 32)
@@ -51,7 +52,7 @@ class Memory:
 
     async def until(self, count: int) -> None:
         """Waits until this number of memories is handed over."""
-        await until(lambda: len(self.handed._names) == count)
+        await until_on_loop(lambda: len(self.handed._names) == count)
 
     async def aclose(self) -> None:
         await self.handed.aclose()
@@ -336,7 +337,7 @@ async def test_while_it_cannot_be_deregistered_memory_stays_mapped_and_is_not_sa
     )
     mapped = one.handed.regions[handed.region].memory
     closing = asyncio.create_task(asyncio.to_thread(handed.close, BOUND_S))
-    await until(lambda: len(tries) >= 2)
+    await until_on_loop(lambda: len(tries) >= 2)
     assert not closing.done()
     assert one.changes == [(handed.region, True)]
     assert one.handed._nbytes == mapped.nbytes
@@ -583,7 +584,7 @@ async def test_a_handle_that_cannot_be_mapped_is_refused_and_leaves_nothing(
     line = json.dumps({"name": "cache", "layout": document(), "cuda_handle": handle}).encode() + b"\n"
     assert said in words(await asked(taken, line, fds))
     await taken.until(0)
-    await until(lambda: num_descriptors() <= before)
+    await until_on_loop(lambda: num_descriptors() <= before)
     for fd in fds:
         os.close(fd)
     assert not taken.own.agent.regions
@@ -616,7 +617,7 @@ async def test_lines_that_are_none_are_refused(
     fd = memfd()
     assert said in words(await asked(taken, payload, [fd] * num_fds))
     os.close(fd)
-    await until(lambda: not taken.handed._connections)
+    await until_on_loop(lambda: not taken.handed._connections)
     assert num_descriptors() <= before
 
 
@@ -649,7 +650,7 @@ async def test_who_says_nothing_or_too_little_holds_nothing_for_long(
         assert "no line" in words(await asked(taken, payload, []) if payload else await _silent(taken))
     with socket.socket(socket.AF_UNIX) as connection:  # and closes
         connection.connect(str(taken.handed.path))
-    await until(lambda: not taken.handed._connections)
+    await until_on_loop(lambda: not taken.handed._connections)
 
 
 async def _silent(taken: Memory) -> dict[str, Any]:
@@ -672,7 +673,7 @@ async def test_a_thousand_connections_and_their_bounds(memory: Callable[..., Any
         for _ in range(1000):
             idle.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
             await loop.sock_connect(idle[-1], str(taken.handed.path))
-        await until(lambda: len(taken.handed._connections) == 1000)
+        await until_on_loop(lambda: len(taken.handed._connections) == 1000)
         mine = [await handed(taken, str(number)) for number in range(24)]
         with pytest.raises(UsageError, match="1024 processes"):
             await handed(taken, "more")
@@ -683,7 +684,7 @@ async def test_a_thousand_connections_and_their_bounds(memory: Callable[..., Any
         for each_socket in idle:
             each_socket.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    await until(lambda: not taken.handed._connections)
+    await until_on_loop(lambda: not taken.handed._connections)
 
 
 async def test_bounds_of_what_is_handed_over(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -14,8 +14,7 @@ import pytest
 from kvxfer.control import http_protocol
 from kvxfer.control.app import guard
 from tests.control.records import attached, record
-from tests.control.serving import BOUND_S, Served, serving
-from tests.control.test_access import DIGEST, MOVE, SALT
+from tests.control.serving import BOUND_S, DIGEST, MOVE, SALT, Served, serving
 
 
 @asynccontextmanager
@@ -42,38 +41,38 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
             return b""
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [b"", b"GET", b"GET /v1/node HTTP/1.1\r\nHost: localhost\r\nX: ", b"\x16\x03\x01\x02\x00"],
-    ids=["nothing", "a verb", "headers", "TLS"],
-)
 async def test_half_open_requests_end_in_time_and_hold_nobody_up(
-    served: Served, monkeypatch: pytest.MonkeyPatch, sent: bytes
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "REQUEST_TIMEOUT_S", 2.0)
+    whole = head(served)
 
-    async def half() -> None:
+    async def is_answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(whole)
+        assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+
+    async def half(sent: bytes) -> None:
         async with raw(served) as (reader, writer):
             writer.write(sent)
             answer = await all_of(reader)
             assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
 
-    clients = [asyncio.create_task(half()) for _ in range(100)]
-    async with served.tcp(served.token) as client:
-        for _ in range(20):
-            assert (await client.get("/v1/node")).status_code == 200
-    await asyncio.gather(*clients)
-
-
-async def test_a_second_request_that_does_not_come_whole_ends_in_time_too(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_protocol, "REQUEST_TIMEOUT_S", 2.0)
-    async with raw(served) as (reader, writer):
-        writer.write(head(served))
-        await reader.readuntil(b"}")
+    async def half_a_second(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"GET /v1/no")
-        assert await all_of(reader) == b""
+        async with asyncio.timeout(BOUND_S / 2):  # an idle connection would end after 60 s
+            assert await all_of(reader) == b""
+
+    async with AsyncExitStack() as stack:
+        other, *known = [await stack.enter_async_context(raw(served)) for _ in range(51)]
+        for client in (other, *known):
+            await is_answered(*client)
+        # Now, so that a first request may take longer to arrive.
+        monkeypatch.setattr(http_protocol, "REQUEST_TIMEOUT_S", 2.0)
+        begun = (b"", b"GET", whole[:-2] + b"X: ", b"\x16\x03\x01\x02\x00")
+        clients = [asyncio.create_task(half(sent)) for sent in begun for _ in range(50)]
+        clients += [asyncio.create_task(half_a_second(*client)) for client in known]
+        for _ in range(20):
+            await is_answered(*other)
+        await asyncio.gather(*clients)
 
 
 async def test_a_body_that_does_not_come_ends_in_time(
@@ -87,48 +86,37 @@ async def test_a_body_that_does_not_come_ends_in_time(
         assert answer.startswith(b"HTTP/1.1 504")
 
 
-async def test_who_is_refused_reads_why_though_the_body_comes_later(served: Served) -> None:
-    async with raw(served) as (reader, writer):
-        asked = head(served, "PUT", "/v1/drain", "Content-Type: application/json", "Content-Length: 2")
-        writer.write(asked.replace(served.token.encode(), b"kvxfer-wrong"))
-        await asyncio.sleep(0.05)
-        # It waits for the body: if it had answered and closed, these bytes would cause a reset.
-        assert not reader.at_eof()
-        writer.write(b"{}")
-        async with asyncio.timeout(BOUND_S):
-            answer = await reader.read()
-        assert answer.startswith(b"HTTP/1.1 401")
-        assert b"unauthorized" in answer
-
-
-async def test_who_is_refused_waits_for_no_body_without_end(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("comes", [True, False])
+async def test_who_is_refused_reads_why_though_the_body_comes_later_or_never(
+    served: Served, monkeypatch: pytest.MonkeyPatch, comes: bool
 ) -> None:
-    monkeypatch.setattr(guard, "_PASSED_OVER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(guard, "_PASSED_OVER_TIMEOUT_S", BOUND_S if comes else 0.1)
     async with raw(served) as (reader, writer):
         asked = head(served, "PUT", "/v1/drain", "Content-Type: application/json", "Content-Length: 2")
         writer.write(asked.replace(served.token.encode(), b"kvxfer-wrong"))
-        assert (await all_of(reader)).startswith(b"HTTP/1.1 401")
+        if comes:
+            await asyncio.sleep(0.05)
+            # It waits for the body: if it had answered and closed, these bytes would cause a reset.
+            assert not reader.at_eof()
+            writer.write(b"{}")
+        answer = await all_of(reader)
+    assert answer.startswith(b"HTTP/1.1 401")
+    assert b"unauthorized" in answer
 
 
 async def test_too_many_connections_are_closed_and_the_unix_socket_is_there_still(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "MOST_CONNECTIONS", 50)
-    held = []
-    for _ in range(80):
-        context = raw(served)
-        held.append((context, await context.__aenter__()))
-    async with served.unix() as client:
+    async with AsyncExitStack() as stack, served.unix() as client:
+        held = [await stack.enter_async_context(raw(served)) for _ in range(80)]
         assert (await client.get("/v1/node")).status_code == 200
-    ends = [asyncio.create_task(all_of(reader)) for _, (reader, _) in held]
-    first = asyncio.as_completed(ends, timeout=BOUND_S)
-    assert [await end for end in itertools.islice(first, 30)] == [b""] * 30
-    for end in ends:
-        end.cancel()
-    await asyncio.wait(ends)
-    for context, _ in held:
-        await context.__aexit__(None, None, None)
+        ends = [asyncio.create_task(all_of(reader)) for reader, _ in held]
+        first = asyncio.as_completed(ends, timeout=BOUND_S)
+        assert [await end for end in itertools.islice(first, 30)] == [b""] * 30
+        for end in ends:
+            end.cancel()
+        await asyncio.wait(ends)
 
 
 async def test_an_answer_that_nobody_takes_ends_in_time(
@@ -137,16 +125,10 @@ async def test_an_answer_that_nobody_takes_ends_in_time(
     monkeypatch.setattr(http_protocol, "_STALL_TIMEOUT_S", 0.5)
     for number in range(60_000):
         served.daemon.events.append("test", 1.0, {"number": number, "long": "x" * 100})
-    async with raw(served) as (_, writer):
+    async with raw(served) as (reader, writer):
         writer.write(head(served, "GET", "/v1/events?after=0"))
-        async with asyncio.timeout(BOUND_S), served.unix() as client:
-            seen = False
-            while True:
-                open_ = "kvxfer_daemon_watchers 1.0" in (await client.get("/metrics")).text
-                if seen and not open_:
-                    break
-                seen = seen or open_
-                await asyncio.sleep(0.02)
+        await reader.readuntil(b"event: test")  # the stream is open
+        await served.until_watched(0)
 
 
 @pytest.mark.parametrize("is_told", [True, False])
@@ -175,48 +157,35 @@ async def test_the_largest_request_is_taken(served: Served) -> None:
         assert (await client.post("/v1/transfers", json=more)).status_code == 422
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"null",
-        b"[]",
-        b'"\\ud800"',
-        b'{"name": "\\ud800"}',
-        b'{"name": "a\\u0000b"}',
-        b'{"name": ""}',
-        b'{"name": 1}',
-        b'{"name": "x", "role": "root"}',
-        b'{"name": "x", "ttl_s": NaN}',
-        b'{"name": "x", "ttl_s": Infinity}',
-        b'{"name": "x", "ttl_s": "5"}',
-        b'{"name": "x", "ttl_s": true}',
-        b'{"name": "x", "tenants": []}',
-        b'{"name": "x", "more": 1}',
-        b'{"name": "' + b"x" * 129 + b'"}',
-        b"[" * 100_000,
-        b'{"a":' * 100_000,
-        b"\xff\xfe",
-        b"1" * 5000,
-    ],
-    ids=lambda body: body[:24].decode("latin-1"),
+NO_REQUESTS = (
+    *(b"", b"{", b"null", b"[]", b"\xff\xfe", b"1" * 5000, b"[" * 100_000, b'{"a":' * 100_000),
+    *(b'"\\ud800"', b'{"name": "\\ud800"}', b'{"name": "a\\u0000b"}', b'{"name": ""}', b'{"name": 1}'),
+    *(b'{"name": "x", "ttl_s": %s}' % value for value in (b"NaN", b"Infinity", b'"5"', b"true")),
+    *(b'{"name": "x", %s}' % more for more in (b'"role": "root"', b'"tenants": []', b'"more": 1')),
+    b'{"name": "' + b"x" * 129 + b'"}',
 )
-async def test_what_is_no_request_is_refused_in_words(served: Served, body: bytes) -> None:
+
+
+async def test_what_is_no_request_is_refused(served: Served) -> None:
+    headers = {"Content-Type": "application/json"}
     async with served.unix() as client:
-        answer = await client.post("/v1/tokens", content=body, headers={"Content-Type": "application/json"})
-        assert answer.status_code in (400, 422), answer.text
-        assert answer.json()["code"] == "invalid-argument"
+        for body in NO_REQUESTS:
+            answer = await client.post("/v1/tokens", content=body, headers=headers)
+            assert answer.status_code in (400, 422), (body[:24], answer.text)
+            assert answer.json()["code"] == "invalid-argument"
         assert len((await client.get("/v1/tokens")).json()["items"]) == 1
 
 
 async def test_odd_requests_are_refused(served: Served) -> None:
     for sent in (
         b"GET /v1/node HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
-        head(served, "GET", "/v1/node", "Authorization: Bearer x"),
+        # Either of the two alone is right.
+        head(served, "GET", "/v1/node", f"Authorization: Bearer {served.token}"),
+        head(served, "GET", "/v1/node", *("Origin: http://localhost",) * 2),
+        head(served, "GET", "/v1/node", *("Idempotency-Key: k",) * 2),
         head(served, "GET", "/v1/node", "Content-Length: -1"),
         head(served, "GET", "/v1/node", "Content-Length: 1", "Transfer-Encoding: chunked"),
-        head(served, "GET", "/v1/node", "X: " + "y" * 100_000),
+        head(served, "GET", "/v1/node", "X: " + "y" * 1_000_000),
         head(served, "GET", "/v1/node", "X : y"),
         head(served, "GET", "/v1/node", "X: a\x00b"),
         b"GET /v1/node\r\n\r\n",
@@ -224,11 +193,15 @@ async def test_odd_requests_are_refused(served: Served) -> None:
         b"GET http://evil.example/v1/node HTTP/1.1\r\nHost: evil.example\r\n\r\n",
         b"\r\n" * 10_000,
     ):
-        async with raw(served) as (reader, writer):
+        async with raw(served) as (reader, writer), asyncio.timeout(BOUND_S):
             writer.write(sent)
-            writer.write_eof()
-            answer = await all_of(reader)
-            assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), (sent[:80], answer[:200])
+            try:
+                answer = await reader.readline()
+            except ConnectionError:
+                answer = b""
+            # What is long may arrive when it has been answered already, which resets the connection.
+            is_reset = answer == b"" and len(sent) > 10_000
+            assert answer.startswith(b"HTTP/1.1 4") or is_reset, (sent[:80], sent[-80:], answer)
     async with served.tcp(served.token) as client:
         assert (await client.get("/v1/node")).status_code == 200
 
@@ -281,68 +254,51 @@ async def test_methods_that_are_not_there_say_which_are(served: Served) -> None:
         assert answer.headers["allow"] == "GET"
 
 
-@pytest.mark.parametrize(
-    ("address", "code"),
-    [
-        ("tcp://8.8.8.8:1", "forbidden"),
-        ("tcp://169.254.169.254:80", "forbidden"),
-        ("tcp://[fe80::1]:80", "forbidden"),
-        ("tcp://[::ffff:8.8.8.8]:1", "forbidden"),
-        ("tcp://[2001:db8::1]:1", "forbidden"),
-        ("tcp://0.0.0.0:1", "forbidden"),
-        ("tcp://134744072:1", "forbidden"),
-        ("tcp://0x08080808:1", "forbidden"),
-        ("tcp://010.8.8.8:1", "forbidden"),
-        ("tcp://evil.example:1", "forbidden"),
-        ("tcp://127.0.0.1.evil.example:1", "forbidden"),
-        ("tcp://user@127.0.0.1:1", "forbidden"),
-        ("tcp://127.0.0.1:1/path", "forbidden"),
-        ("tcp://127.0.0.1", "forbidden"),
-        ("http://127.0.0.1:1", "forbidden"),
-        ("file:///etc/passwd", "forbidden"),
-        ("TCP://8.8.8.8:1", "forbidden"),
-        ("unix:///run/x", "forbidden"),
-    ],
+FORBIDDEN = (
+    *("tcp://8.8.8.8:1", "tcp://169.254.169.254:80", "tcp://[fe80::1]:80", "tcp://[::ffff:8.8.8.8]:1"),
+    *("tcp://[2001:db8::1]:1", "tcp://0.0.0.0:1", "tcp://134744072:1", "tcp://0x08080808:1"),
+    *("tcp://010.8.8.8:1", "tcp://evil.example:1", "tcp://127.0.0.1.evil.example:1"),
+    *("tcp://user@127.0.0.1:1", "tcp://127.0.0.1:1/path", "tcp://127.0.0.1", "http://127.0.0.1:1"),
+    *("file:///etc/passwd", "TCP://8.8.8.8:1", "unix:///run/x"),
 )
-async def test_no_address_is_dialled_that_is_not_allowed(served: Served, address: str, code: str) -> None:
-    served.daemon.attachments.agents["a" * 32] = attached("a" * 32, "a")
+
+
+async def test_no_address_is_dialled_that_is_not_allowed(served: Served) -> None:
+    agent = "a" * 32
+    served.daemon.attachments.agents[agent] = attached(agent, "a")
     async with served.unix() as client:
-        dialled = {"remote_agent": address}
-        for path, asked in (
-            ("/v1/transfers", {**MOVE, "agent": "a" * 32, **dialled}),
-            (f"/v1/agents/{'a' * 32}/peers", dialled),
-        ):
-            answer = await client.post(path, json=asked)
-            assert answer.json()["code"] == code, answer.text
+        for address in FORBIDDEN:
+            dialled = {"remote_agent": address}
+            for path, asked in (
+                ("/v1/transfers", {**MOVE, "agent": agent, **dialled}),
+                (f"/v1/agents/{agent}/peers", dialled),
+            ):
+                answer = await client.post(path, json=asked)
+                assert answer.json()["code"] == "forbidden", (address, answer.text)
     served.daemon.attachments.agents.clear()
 
 
-@pytest.mark.parametrize(
-    ("kind", "status"),
-    [
-        (None, 415),
-        ("", 415),
-        ("application/x-www-form-urlencoded", 415),
-        ("text/json", 415),
-        ("application/jsonp", 415),
-        ("application/xml; note=application/json", 415),
-        ("application/json", 201),
-        ("Application/JSON; charset=utf-8", 201),
-        ("application/vnd.kvxfer+json", 201),
-    ],
-)
-async def test_a_body_that_is_not_said_to_be_json_is_told_so(
-    served: Served, kind: str | None, status: int
-) -> None:
+async def test_a_body_that_is_not_said_to_be_json_is_told_so(served: Served) -> None:
     async with served.unix() as client:
-        headers = {} if kind is None else {"Content-Type": kind}
-        answer = await client.post("/v1/tokens", content=b'{"name": "x"}', headers=headers)
-        assert answer.status_code == status, answer.text
-        if status == 415:
-            assert answer.json()["code"] == "unsupported-media-type"
-            assert "Content-Type: application/json" in answer.json()["detail"]
-        # If the body is missing, that is the error.
-        assert (await client.post("/v1/tokens", headers=headers)).status_code == 422
+        for kind, status in (
+            (None, 415),
+            ("", 415),
+            ("application/x-www-form-urlencoded", 415),
+            ("text/json", 415),
+            ("application/jsonp", 415),
+            ("application/xml; note=application/json", 415),
+            ("application/json", 201),
+            ("Application/JSON; charset=utf-8", 201),
+            ("application/vnd.kvxfer+json", 201),
+        ):
+            headers = {} if kind is None else {"Content-Type": kind}
+            answer = await client.post("/v1/tokens", content=b'{"name": "x"}', headers=headers)
+            assert answer.status_code == status, (kind, answer.text)
+            if status == 415:
+                assert answer.json()["code"] == "unsupported-media-type"
+                assert "Content-Type: application/json" in answer.json()["detail"]
+            # If the body is missing, that is the error.
+            assert (await client.post("/v1/tokens", headers=headers)).status_code == 422, kind
 
 
 async def test_rates_are_bounded_for_each_caller(tmp_path: Path) -> None:
@@ -359,28 +315,24 @@ async def test_rates_are_bounded_for_each_caller(tmp_path: Path) -> None:
             assert (await admin.get("/v1/node")).status_code == 200
 
 
-async def test_a_hundred_thousand_records_are_listed_by_cursor(served: Served) -> None:
+async def test_many_records_are_listed_by_cursor(served: Served) -> None:
     agent = attached("a" * 32, "a", peers=[{"session": 1, "incarnation": "b" * 32, "name": "b"}])
-    for begin in range(0, 100_000, 1000):
+    for begin in range(0, 10_000, 1000):
         served.daemon.intake.records(
             agent, [record(transfer=begin + n, context=f"r{begin + n}") for n in range(1000)]
         )
-        await asyncio.sleep(0)
     seen: list[str] = []
-    cursor = ""
+    cursor: str | None = ""
     async with served.unix() as client:
-        while True:
+        while cursor is not None:
             page = (await client.get("/v1/transfers", params={"cursor": cursor, "limit": 250})).json()
             seen += [item["id"] for item in page["items"]]
-            if page["next"] is None:
-                break
             cursor = page["next"]
-        assert len(seen) == len(set(seen)) == 100_000
-        one = (await client.get("/v1/transfers", params={"context": "r77777"})).json()["items"]
-        assert [item["id"] for item in one] == [f"{'a' * 16}-{'b' * 16}-77777"]
+        assert len(seen) == len(set(seen)) == 10_000
+        one = (await client.get("/v1/transfers", params={"context": "r7777"})).json()["items"]
+        assert [item["id"] for item in one] == [f"{'a' * 16}-{'b' * 16}-7777"]
         nothing = (await client.get("/v1/transfers", params={"agent": "nobody"})).json()
         assert nothing["items"] == []
-        assert nothing["next"] is not None
 
 
 async def test_pages_want_a_pool(served: Served) -> None:

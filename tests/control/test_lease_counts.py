@@ -10,8 +10,9 @@ import numpy as np
 import kvxfer
 from kvxfer.control.own_agent import OwnAgent
 from kvxfer.control.state.lease_counts import LeaseCounts
-from tests.control.engines import PATIENT, until
+from tests.control.engines import PATIENT
 from tests.control.serving import Served, serving
+from tests.waiting import until_on_loop
 
 ONE, OTHER = "a" * 32, "b" * 32
 
@@ -34,24 +35,6 @@ def test_an_agent_is_counted_from_what_it_told_first() -> None:
     assert counted((ONE, {}), (ONE, {"of another kind": 3})) == {}
 
 
-def test_what_the_daemons_own_clock_ended_has_expired() -> None:
-    counts = LeaseCounts()
-    counts.take(ONE, {"revoked": 0})
-    for _ in range(2):
-        counts.note_expired(ONE)
-    counts.take(ONE, {"revoked": 1})
-    assert (counts.ended["expired"], counts.ended["revoked"]) == (1, 0)
-    counts.take(ONE, {"revoked": 4})
-    assert (counts.ended["expired"], counts.ended["revoked"]) == (2, 2)
-
-
-def test_counts_of_agents_that_come_and_go_are_bounded() -> None:
-    counts = LeaseCounts()
-    for number in range(5000):
-        counts.take(f"{number:032x}", {})
-    assert len(counts._reported) == 4096
-
-
 async def figures(served: Served) -> dict[str, float]:
     async with served.unix() as client:
         text = (await client.get("/metrics")).text
@@ -65,16 +48,16 @@ async def test_a_lease_that_ran_out_is_told_apart_from_one_that_was_revoked(tmp_
         async with kvxfer.Agent("a", options) as agent:
             region = agent.register("kv", np.zeros((4, 64), np.uint8))
             attached = served.daemon.attachments.agents
-            await until(lambda: [each for each in attached.values() if each.leases_ended])
+            await until_on_loop(lambda: [each for each in attached.values() if each.leases_ended])
             late, early, gone = (region.grant(None, ttl_s=60) for _ in range(3))
             (told,) = attached.values()
-            await until(lambda: len(told.leases) == 3)
+            await until_on_loop(lambda: len(told.leases) == 3)
             await early.revoke()
             short = region.grant(None, ttl_s=2.0)
-            await until(lambda: told.leases_ended["expired"] == 1)
+            await until_on_loop(lambda: told.leases_ended["expired"] == 1)
             assert await figures(served) == {"expired": 1.0, "revoked": 1.0}
             await region.deregister()
-            await until(lambda: told.leases_ended["region-gone"] == 2)
+            await until_on_loop(lambda: told.leases_ended["region-gone"] == 2)
             assert await figures(served) == {"expired": 1.0, "revoked": 1.0, "region-gone": 2.0}
             del late, gone, short
 
@@ -87,12 +70,12 @@ async def test_a_lease_of_the_daemons_own_that_ran_out_has_expired(tmp_path: Pat
         memory = np.zeros((4, 64), np.uint8)
         own.register("kv", memory, kvxfer.KVLayout.from_tensor(memory, "bd"))
         attached = served.daemon.attachments.agents
-        await until(lambda: [each for each in attached.values() if each.leases_ended])
+        await until_on_loop(lambda: [each for each in attached.values() if each.leases_ended])
         (told,) = attached.values()
         own.grant("kv", None, ttl_s=2.0)
         kept = own.grant("kv", None, ttl_s=60.0)
-        await until(lambda: told.leases_ended["revoked"] == 1)
+        await until_on_loop(lambda: told.leases_ended["revoked"] == 1)
         assert await figures(served) == {"expired": 1.0}
         await own.revoke(kept.number)
-        await until(lambda: told.leases_ended["revoked"] == 2)
+        await until_on_loop(lambda: told.leases_ended["revoked"] == 2)
         assert await figures(served) == {"expired": 1.0, "revoked": 1.0}

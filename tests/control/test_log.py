@@ -16,8 +16,8 @@ from kvxfer.errors import PeerError
 from kvxfer.log_lines import JsonLines, PlainLines
 from tests.control.records import attached, record
 from tests.control.serving import program
-from tests.control.waiting import until
 from tests.fault.node import Node, Worker
+from tests.waiting import until
 
 
 def test_a_line_is_one_object_with_what_an_error_knows() -> None:

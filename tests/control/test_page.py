@@ -16,7 +16,6 @@ import pytest
 import kvxfer
 from kvxfer.control import Client, schema
 from tests.control.serving import Program, program
-from tests.control.waiting import until
 
 pytest.importorskip("selenium", reason="selenium is not installed")
 
@@ -24,6 +23,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.control.browser import BOUND_S, Page, browser, missing
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.browser,

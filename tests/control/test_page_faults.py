@@ -30,9 +30,9 @@ from tests.control.engines import (
     names,
     options,
     parked,
-    until,
 )
 from tests.fault.node import Worker
+from tests.waiting import until_on_loop
 
 
 def node_pattern(seed: int, count: int) -> NDArray[np.uint64]:
@@ -309,7 +309,7 @@ async def test_the_source_is_killed_in_the_middle(
     assert all(isinstance(each, Parked | KvxferError) for each in done), done
     there = [key for each in done if isinstance(each, Parked) for key in each.new]
     assert {page.key for page in node.pool.pages()} == set(there)
-    await until(lambda: not node.pool.stats().num_parking)
+    await until_on_loop(lambda: not node.pool.stats().num_parking)
     assert sorted(node.there) == sorted(page.key.key for page in node.pool.pages())
     reader = engine("decode", shape=LARGE, agent_options=options(transport))
     pattern = engine("pattern", shape=LARGE)
@@ -338,7 +338,7 @@ async def test_a_source_that_stands_still_costs_its_call_alone(
         await asyncio.to_thread(source.stop)
         await asyncio.wait([park])
         assert park.exception() is None or isinstance(park.exception(), KvxferError)
-        await until(lambda: not node.pool.stats().num_parking)
+        await until_on_loop(lambda: not node.pool.stats().num_parking)
         await node.pool.drop(other.keys(names(64)))
         done = await parked(node, other, 64)  # all of the pool
         await asyncio.to_thread(source.resume)

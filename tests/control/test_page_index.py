@@ -42,28 +42,6 @@ def test_a_page_is_found_when_it_is_filled_and_not_before() -> None:
     assert index.reserve(keys("x"), PAGE, 3).present == keys("x")
 
 
-def test_what_was_not_filled_gives_its_place_back() -> None:
-    index = PageIndex(1, 40)
-    index.abort(index.reserve(keys("wxyz"), PAGE, 0).pages)
-    assert index.stats().used_nbytes == 0
-    assert not index.tenants_nbytes()
-    assert park(index, keys("abcd"), 1) == ""
-
-
-@pytest.mark.parametrize(
-    "change", [{"tenant": "b"}, {"model": "m2"}, {"revision": "2"}, {"layout": "K"}], ids=str
-)
-def test_each_part_of_the_salt_makes_another_page(change: dict[str, str]) -> None:
-    index = PageIndex(4, 40)
-    park(index, keys("x"), 0)
-    other = keys("x")[0]._replace(**change)
-    assert index.find(other) is None
-    park(index, [other], 1)
-    assert index.stats().num_pages == 2
-    assert [page.key for page in index.drop([other])] == [other]
-    assert index.find(keys("x")[0]) is not None
-
-
 def test_the_least_recently_used_gives_way_first() -> None:
     index = PageIndex(1, 40)
     park(index, keys("abcd"), 0)

@@ -23,8 +23,8 @@ from tests.control.engines import (
     names,
     options,
     parked,
-    until,
 )
+from tests.waiting import until_on_loop
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -157,18 +157,19 @@ async def test_an_attached_agent_is_asked_for_the_lease(
     node = daemon(granter=attached)
     done = await node.pool.park(SALT, RemotePlace("prefill", "kv"), range(4), names(4), pin=True)
     (asked,) = attached.agents.values()
-    await until(lambda: not asked.leases)  # it is given back after the answer
+    await until_on_loop(lambda: not asked.leases)  # it is given back after the answer
     assert node.pool.stats().pages.pinned_nbytes == sum(page.nbytes for page in node.pool.pages())
     again = await node.pool.park(SALT, RemotePlace(asked.incarnation, "kv"), range(5), names(5))
     assert again.present == done.new
     assert len(again.new) == 1
 
 
-async def test_the_same_key_of_another_tenant_is_another_page(
-    engine: MakeEngine, daemon: MakeDaemon, seed: int
+@pytest.mark.parametrize("part", ["tenant", "model", "revision"])
+async def test_the_same_key_with_another_salt_is_another_page(
+    engine: MakeEngine, daemon: MakeDaemon, part: str, seed: int
 ) -> None:
     node, source = daemon(), engine("prefill")
-    theirs = SALT._replace(tenant="other")
+    theirs = SALT._replace(**{part: "other"})
     sums = []
     for number, salt in enumerate((SALT, theirs)):
         source.fill(seed + number)
@@ -176,11 +177,10 @@ async def test_the_same_key_of_another_tenant_is_another_page(
         await parked(node, source, 1, salt=salt)
     reader = engine("decode")
     for salt, wanted in zip((SALT, theirs), sums, strict=True):
-        (part,) = node.pool.lease(source.keys(names(1), salt)).parts
-        assert await reader.fetch(part) == wanted
+        (leased,) = node.pool.lease(source.keys(names(1), salt)).parts
+        assert await reader.fetch(leased) == wanted
     await node.pool.drop(source.keys(names(1), theirs))
-    assert [page.key.tenant for page in node.pool.pages()] == ["tenant"]
-    assert node.pool.pages("other") == []
+    assert [page.key for page in node.pool.pages()] == source.keys(names(1))
     assert list(node.pool.index.tenants_nbytes()) == ["tenant"]
 
 

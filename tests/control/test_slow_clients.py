@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from kvxfer.control.http_protocol import ACCEPTED_AT_ONCE, MOST_CONNECTIONS
+from tests.control.authority import Authority
 from tests.control.serving import BOUND_S, Program, program
-from tests.control.test_client_certificates import Authority
-from tests.control.waiting import until
+from tests.waiting import until
 
 #: Connections of each listener; and how many a daemon with few descriptors has.
 COUNT = 1500
@@ -115,7 +115,7 @@ async def test_clients_whose_handshake_does_not_end_take_no_more_than_others(
     tmp_path: Path, sent: bytes
 ) -> None:
     issuer = Authority(tmp_path / "ca")
-    cert, key = issuer.sign("node", "/CN=node", "IP:127.0.0.1")
+    cert, key = issuer.of_node()
     context = ssl.create_default_context(cafile=str(issuer.file))
     under = ("prlimit", f"--nofile={FEW}:{FEW}")
     with program(tmp_path, "--tls-certificate", cert, "--tls-key", key, under=under) as daemon:

@@ -8,8 +8,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -301,33 +299,3 @@ def test_it_follows_no_link(tmp_path: Path) -> None:
     (tmp_path / "audit.log").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PermissionError, match="is a link"):
         AuditLog(tmp_path / "audit.log")
-
-
-FULL = """
-import json, pathlib, resource, signal, sys
-from kvxfer.control.audit_log import AuditLog
-from kvxfer.control.problems import Refusal
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-log = AuditLog(pathlib.Path(sys.argv[1]))
-log.append({"n": 0})
-soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
-log.append({"n": 1, "long": "x" * 100})
-try:
-    log.require_room()
-except Refusal as refusal:
-    print(refusal.code)
-resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-log.require_room()
-log.append({"n": 2})
-"""
-
-
-def test_a_line_that_did_not_fit_is_written_first_and_nothing_changes_meanwhile(tmp_path: Path) -> None:
-    path = tmp_path / "audit.log"
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True, env=os.environ
-    )
-    assert done.stdout == "unavailable\n"
-    assert lines(path) == [0, 1, 2]

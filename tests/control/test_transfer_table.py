@@ -14,7 +14,6 @@ from kvxfer.control.state.transfer_table import (
     Made,
     Row,
     TransferTable,
-    id_of,
     pack,
     transfer_id,
 )
@@ -36,26 +35,6 @@ def sorted_rows(table: TransferTable) -> list[Row]:
 
 def end(agent: str, **more: object) -> End:
     return End(agent, f"name of {agent[0]}", 0, record(**more))
-
-
-def test_both_ends_have_one_id_whoever_began_it() -> None:
-    for began_at_a in (True, False):
-        at_a = id_of(record(transfer=7, ours=began_at_a), A, B)
-        at_b = id_of(record(transfer=7, ours=not began_at_a), B, A)
-        assert at_a == at_b == (transfer_id(A, B, 7) if began_at_a else transfer_id(B, A, 7))
-    assert transfer_id(A, B, 7) != transfer_id(B, A, 7)
-
-
-def test_ends_join_in_either_order() -> None:
-    for order in ((0, 1), (1, 0)):
-        table = TransferTable(10)
-        ends = [end(A, role="source", ours=True), end(B, role="destination", ours=False, nbytes=5)]
-        for number in order:
-            entry = add(table, transfer_id(A, B, 1), ends[number], 1.0)
-        assert len(table) == 1
-        assert entry.end("source") == ends[0]
-        assert entry.end("destination") == ends[1]
-        assert entry.end("expectation") is None
 
 
 def test_the_destination_says_whether_the_bytes_are_there() -> None:
@@ -138,17 +117,6 @@ def test_a_call_looks_at_a_bounded_number() -> None:
     assert pages == [[], [], [first.seq]]
 
 
-def test_a_request_is_found_by_its_context_and_by_its_trace() -> None:
-    table = TransferTable(10)
-    entry = add(table, "x", end(A, context=f"req-1 {TRACE}"), 1.0)
-    add(table, "y", end(A, context="req-2"), 1.0)
-    for context in (f"req-1 {TRACE}", "0af7651916cd43dd8448eb211c80319c", "req-1"):
-        found, cursor = table.listed(Filter(context=context), None, 10)
-        assert ([each.seq for each in found], cursor) == ([entry.seq], None)
-    assert table.listed(Filter(context="req-"), None, 10) == ([], None)
-    assert entry.trace_parent == TRACE
-
-
 MADE = Made(A, 5, "me", "token:1", "red", "req", 0, 1, 99.0)
 
 
@@ -202,21 +170,12 @@ def test_a_number_of_another_session_is_not_taken_for_what_was_made_here() -> No
 
 def test_of_what_was_made_here_nothing_may_be_heard() -> None:
     table = TransferTable(10)
-    with table.making(A):
-        made = table.add_made(MADE, 1.0)
+    made = table.add_made(MADE, 1.0)
     assert (made.outcome, made.tenant) == ("pending", "red")
     table.fail(made.seq, 4.0)
     entry = table.at(made.seq)
     assert entry is not None
     assert entry.outcome == "failed"
-
-
-def test_tenants_see_their_own() -> None:
-    table = TransferTable(10)
-    for tenant in ("red", "blue", ""):
-        table.add_made(Made(A, ord(tenant[:1] or "-"), "me", "k", tenant, "", 0, 1, 9.0), 1.0)
-    for tenants, expected in ((None, 3), (frozenset({"red"}), 1), (frozenset({"green"}), 0)):
-        assert len(table.listed(Filter(tenants=tenants), None, 10)[0]) == expected
 
 
 def test_stages_are_counted_as_far_as_they_are_known() -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 
 from kvxfer.control.app import event_routes
-from kvxfer.control.state.event_log import CAPACITY
+from kvxfer.control.state.event_log import CAPACITY, EventLog, Wanted
 from tests.control.serving import BOUND_S, Served
 
 
@@ -50,14 +51,18 @@ def note(served: Served, count: int, topic: str = "test.done", tenant: str | Non
     served.daemon.events.wake()
 
 
-async def until(served: Served, streams: int) -> None:
-    """Waits until this number of streams is open."""
-    async with asyncio.timeout(BOUND_S), served.unix() as client:
-        while True:
-            text = (await client.get("/metrics")).text
-            if f"kvxfer_daemon_watchers {float(streams)}" in text:
-                return
-            await asyncio.sleep(0.01)
+@asynccontextmanager
+async def raw_stream(served: Served, token: str) -> AsyncIterator[socket.socket]:
+    """Asks for the stream on a socket that is read only by hand."""
+    host, port = served.url.removeprefix("http://").split(":")
+    ask = f"GET /v1/events HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n"
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, (host, int(port)))
+        await loop.sock_sendall(client, ask.encode())
+        yield client
 
 
 async def test_events_come_as_they_happen_and_are_resumed_by_index(served: Served) -> None:
@@ -81,15 +86,50 @@ async def test_events_come_as_they_happen_and_are_resumed_by_index(served: Serve
 
 
 async def test_topics_and_tenants_filter(served: Served) -> None:
-    token = await served.make_token("read", tenants=["red"])
-    topics = {"topic": ["pages", "drain"]}
-    async with served.tcp(token) as client, watching(client, params=topics) as events:
-        note(served, 1, "transfers.done", "red")
-        note(served, 1, "pages.parked", "blue")
-        note(served, 1, "pages.parked", "")
-        note(served, 1, "pages.parked", "red")
-        note(served, 1, "drain.begun")
-        assert [event["event"] for event in await take(events, 2)] == ["pages.parked", "drain.begun"]
+    before = served.daemon.events.last
+    for topic, tenant in (
+        *(("transfers.done", None), ("transfers.failed", "red"), ("transfersX", "red")),
+        *(("drain.begun", None), ("drain", None), ("pages.parked", "blue"), ("pages.parked", "")),
+    ):
+        note(served, 1, topic, tenant)
+    red = await served.make_token("read", tenants=["red"])
+    for token, topics, expected in (
+        (served.token, [], [1, 2, 3, 4, 5, 6, 7]),
+        (served.token, ["transfers"], [1, 2]),
+        (served.token, ["transfers.*"], [1, 2]),
+        (served.token, ["transfers.failed", "drain"], [2, 4, 5]),
+        (red, [], [2, 3, 4]),
+        (red, ["pages", "drain"], [4]),
+    ):
+        params: dict[str, Any] = {"topic": topics, "after": before}
+        async with served.tcp(token) as client:
+            recent = (await client.get("/v1/events/recent", params=params)).json()["items"]
+            async with watching(client, params=params) as events:
+                streamed = await take(events, len(expected))
+        indexes = [before + number for number in expected]
+        assert [event["index"] for event in recent] == indexes, (topics, token == red)
+        assert [int(event["id"]) for event in streamed] == indexes, (topics, token == red)
+
+
+async def test_an_index_from_elsewhere_is_taken_for_the_newest(served: Served) -> None:
+    note(served, 3)
+    async with served.unix() as client, watching(client, params={"after": 10**12}) as events:
+        note(served, 1)
+        assert [int(event["id"]) for event in await take(events, 1)] == [served.daemon.events.last]
+
+
+def test_each_event_is_read_or_missed_in_any_order(seed: int) -> None:
+    draw = random.Random(seed)
+    log = EventLog(first=100, capacity=50)
+    begin = after = draw.randrange(100)  # of an earlier run of the daemon, except 99
+    seen = missed = 0
+    for step in range(500):
+        for _ in range(draw.randrange(40)):
+            log.append("test.done", 1.0, {})
+        while after < log.last and (step == 499 or draw.random() < 0.5):
+            batch = log.read(after, Wanted(), draw.randrange(1, 60))
+            seen, missed, after = seen + len(batch.events), missed + batch.missed, batch.after
+    assert seen + missed == log.last - begin
 
 
 async def test_a_laggard_is_told_how_many_it_missed(served: Served) -> None:
@@ -106,15 +146,8 @@ async def test_a_laggard_is_told_how_many_it_missed(served: Served) -> None:
 
 async def test_who_does_not_read_costs_a_bounded_buffer_and_is_told_later(served: Served) -> None:
     """A stream stalls while others continue; events that it did not read are overwritten."""
-    host, port = served.url.removeprefix("http://").split(":")
-    ask = f"GET /v1/events HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {served.token}\r\n\r\n"
-    with socket.socket() as laggard:
-        laggard.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        laggard.setblocking(False)
-        loop = asyncio.get_running_loop()
-        await loop.sock_connect(laggard, (host, int(port)))
-        await loop.sock_sendall(laggard, ask.encode())
-        await until(served, 1)
+    async with raw_stream(served, served.token) as laggard:
+        await served.until_watched(1)
         async with served.unix() as client, watching(client) as events:
             for _ in range(6):
                 note(served, CAPACITY // 2)
@@ -122,25 +155,19 @@ async def test_who_does_not_read_costs_a_bounded_buffer_and_is_told_later(served
         text = b""
         async with asyncio.timeout(BOUND_S):
             while b"event: missed" not in text:
-                text = text[-100:] + await loop.sock_recv(laggard, 1 << 20)
+                text = text[-100:] + await asyncio.get_running_loop().sock_recv(laggard, 1 << 20)
 
 
-async def test_a_client_that_vanishes_leaves_nothing(served: Served) -> None:
-    host, port = served.url.removeprefix("http://").split(":")
-    ask = f"GET /v1/events HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {served.token}\r\n\r\n"
-    loop = asyncio.get_running_loop()
-    for how in ("closed", "reset", "half"):
-        with socket.socket() as client:
-            client.setblocking(False)
-            await loop.sock_connect(client, (host, int(port)))
-            await loop.sock_sendall(client, ask.encode())
-            await until(served, 1)
-            if how == "reset":
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-            elif how == "half":
-                note(served, 10)
-                await loop.sock_recv(client, 10)
-        await until(served, 0)
+@pytest.mark.parametrize("how", ["closed", "reset", "half"])
+async def test_a_client_that_vanishes_leaves_nothing(served: Served, how: str) -> None:
+    async with raw_stream(served, served.token) as client:
+        await served.until_watched(1)
+        if how == "reset":
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        elif how == "half":
+            note(served, 10)
+            await asyncio.get_running_loop().sock_recv(client, 10)
+    await served.until_watched(0)
     assert not served.daemon.events._wakers
 
 
@@ -153,21 +180,15 @@ async def test_streams_end_with_their_token(served: Served) -> None:
             await admin.delete(f"/v1/tokens/{token.split('_')[1]}")
         with pytest.raises(StopAsyncIteration):
             await take(events, 1)
-    await until(served, 0)
+    await served.until_watched(0)
 
 
 async def test_streams_of_each_caller_are_bounded(served: Served) -> None:
     token = await served.make_token("read")
-    host, port = served.url.removeprefix("http://").split(":")
-    ask = f"GET /v1/events HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n"
-    loop = asyncio.get_running_loop()
-    clients = [socket.socket() for _ in range(event_routes.MOST_STREAMS_EACH)]
-    try:
-        for client in clients:
-            client.setblocking(False)
-            await loop.sock_connect(client, (host, int(port)))
-            await loop.sock_sendall(client, ask.encode())
-        await until(served, len(clients))
+    async with AsyncExitStack() as stack:
+        for _ in range(event_routes.MOST_STREAMS_EACH):
+            await stack.enter_async_context(raw_stream(served, token))
+        await served.until_watched(event_routes.MOST_STREAMS_EACH)
         async with served.tcp(token) as one, served.unix() as other:
             answer = await one.get("/v1/events")
             assert (answer.status_code, answer.json()["code"]) == (429, "exhausted")
@@ -175,10 +196,7 @@ async def test_streams_of_each_caller_are_bounded(served: Served) -> None:
             async with watching(other) as events:
                 note(served, 1)
                 await take(events, 1)
-    finally:
-        for client in clients:
-            client.close()
-    await until(served, 0)
+    await served.until_watched(0)
 
 
 async def test_a_hundred_watchers_of_ten_thousand_events(served: Served) -> None:
@@ -189,7 +207,7 @@ async def test_a_hundred_watchers_of_ten_thousand_events(served: Served) -> None
             return [int(event["id"]) for event in await take(events, 1000)]
 
     watchers = [asyncio.create_task(watch(number % 10)) for number in range(100)]
-    await until(served, 100)
+    await served.until_watched(100)
     begin = served.daemon.events.last + 1
     for _ in range(100):
         for group in range(10):

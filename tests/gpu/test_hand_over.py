@@ -17,7 +17,7 @@ import kvxfer
 from kvxfer.control.hand_over import hand_over
 from kvxfer.control.handed_memory import HandedMemory
 from kvxfer.control.own_agent import OwnAgent
-from tests.control.engines import until
+from tests.waiting import until_on_loop
 
 pytestmark = pytest.mark.gpu
 
@@ -112,7 +112,7 @@ async def moves(folder: Path) -> None:
                     for _ in range(16)
                 ]
                 owner.kill()
-                await until(lambda: not taken._names)
+                await until_on_loop(lambda: not taken._names)
                 ends = await asyncio.gather(*reads, return_exceptions=True)
                 codes = {end.code if isinstance(end, kvxfer.KvxferError) else "done" for end in ends}
                 assert codes <= {"done", "region-gone", "lease-ended", "cancelled"}
@@ -126,7 +126,7 @@ async def moves(folder: Path) -> None:
             assert await other.has(3)
         finally:
             other.kill()
-        await until(lambda: not taken._names)
+        await until_on_loop(lambda: not taken._names)
 
 
 def test_a_tensor_is_read_and_written_by_others_and_goes_with_its_process(tmp_path: Path) -> None:
