@@ -24,6 +24,7 @@ from tests.connectors.workers import (
     LAYERS,
     NUM_LAYERS,
     Array,
+    Clock,
     Pushed,
     Worker,
     collected,
@@ -580,9 +581,10 @@ def test_a_reader_that_asks_for_what_has_left_a_window_is_refused() -> None:
         assert not any(cache.any() for cache in decode[0].caches.values())
 
 
-def test_a_push_that_goes_on_after_sleep_is_given_back_once() -> None:
+def test_a_push_that_goes_on_after_sleep_is_given_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, lease_ttl_s = Clock(monkeypatch), 30.0
     pushed, whole = Pushed.draw("kept", TOKENS), some_tokens(TOKENS)
-    with workers("prefill", lease_ttl_s=0.5) as prefill:
+    with workers("prefill", lease_ttl_s=lease_ttl_s) as prefill:
         half = prefill[0].half
         forward(prefill, pushed, 0, 64, whole)
         half.sleep()
@@ -592,7 +594,10 @@ def test_a_push_that_goes_on_after_sleep_is_given_back_once() -> None:
         # The request has finished; if no reader fetches it, its blocks are given back at its deadline, not
         # before.
         assert not half.collect({"kept"}).sent
-        assert collected(prefill)[0].sent == {"kept"}
+        clock.now += 0.9 * lease_ttl_s
+        assert not half.collect(set()).sent
+        clock.now += 0.2 * lease_ttl_s
+        assert half.collect(set()).sent == {"kept"}
         # It is not given back once more.
-        time.sleep(0.6)
+        clock.now += 2 * lease_ttl_s
         assert not half.collect(set()).sent

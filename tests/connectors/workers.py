@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from kvxfer import KVLayout, LeaseToken
+from kvxfer.connectors.common import claims, kept_blocks, pushes
 from kvxfer.connectors.common.appointment import Appointment
 from kvxfer.connectors.common.cache_group import CacheGroup
 from kvxfer.connectors.common.compute_stream import ComputeStream
@@ -35,6 +37,18 @@ LAYERS = tuple(f"layers.{layer}" for layer in range(NUM_LAYERS))
 
 
 Array = NDArray[Any]
+
+
+class Clock:
+    """The clock of both engines: it stands still until a test moves it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        for module in (claims, kept_blocks, pushes):
+            monkeypatch.setattr(module, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 class Worker:
