@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from tests.trtllm.cache import Options, prefix_hashes, sampled
-from tests.trtllm.replay import BOUND_S, Engine, Waits, installed
+from tests.trtllm.replay import BOUND_S, Answer, Engine, Waits, installed
 
 # If several engines share two cores, a peer that is silent for seconds is not lost.
 PATIENCE: Final[dict[str, Any]] = {
@@ -152,3 +152,10 @@ def expected(tokens: list[int], count: int, salt: str | None = None) -> list[int
     for _ in range(count):
         whole.append(sampled(prefix_hashes(whole, salt)))
     return whole[len(tokens) :]
+
+
+def require(
+    answer: Answer, prompt: list[int], num_new: int, num_matched: int, salt: str | None = None
+) -> None:
+    """Checks an answer's tokens, and how many tokens of the prompt another engine had."""
+    assert (answer.tokens, answer.num_matched) == (expected(prompt, num_new, salt), num_matched)
