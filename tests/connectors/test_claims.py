@@ -18,6 +18,7 @@ from tests.connectors.workers import (
     Worker,
     collected,
     forward,
+    require_received,
     some_tokens,
     workers,
 )
@@ -71,9 +72,7 @@ def test_a_request_that_waits_at_decode_for_six_lease_times_loads(clock: Clock) 
             clock.now += LEASE_TTL_S / 3
             hear_of_it(prefill, decode)
         decode[0].half.step(fetched(handover))
-        (result,) = collected(decode)
-        assert result.received == {"b"}
-        assert not result.failed
+        require_received(decode, {"b"})
         for result in collected(prefill):
             assert result.sent == {"a"}
 

@@ -238,6 +238,12 @@ def prefill_knows(prefill: list[Worker], pushed: Pushed) -> bool:
     return True
 
 
+def register(pushed: Pushed, prefill: list[Worker], decode: list[Worker]) -> None:
+    """Has decode request the prompt, and waits until its session is open and its registration has arrived."""
+    decode[0].half.step(pushed.order(prefill))
+    until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+
+
 def collected(workers: list[Worker], finished: set[str] | None = None) -> list[StepResults]:
     """Steps every worker until each has reported something; returns what they did."""
     results: list[StepResults | None] = [None] * len(workers)
@@ -252,6 +258,13 @@ def collected(workers: list[Worker], finished: set[str] | None = None) -> list[S
 
     until(all_have, "a report of every worker")
     return [result for result in results if result is not None]
+
+
+def require_received(decode: list[Worker], request_ids: set[str]) -> None:
+    """Waits until every worker of decode reports something, which must be these requests."""
+    for result in collected(decode):
+        assert result.received == request_ids
+        assert not result.failed
 
 
 def order_of(pushed: Pushed, prefill: list[Worker]) -> Step:
@@ -277,8 +290,6 @@ def pull(pushed: Pushed, prefill: list[Worker], decode: list[Worker]) -> None:
     step = order_of(pushed, prefill)
     for worker in decode:
         worker.half.step(step)
-    for result in collected(decode):
-        assert result.received == {pushed.name}
-        assert not result.failed
+    require_received(decode, {pushed.name})
     for result in collected(prefill, {pushed.name}):
         assert result.sent == {pushed.name}
