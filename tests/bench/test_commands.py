@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import kvxfer
-from kvxfer import cli
 from kvxfer._native import kernel_tls
 from kvxfer.bench.daemon.measure import SCENES
 from kvxfer.bench.report import results
@@ -311,33 +310,6 @@ def test_out_keeps_the_result_with_machine_and_noise(tmp_path: Path) -> None:
     assert found.result == printed
     assert found.machine["kvxfer"] == kvxfer.__version__
     assert set(found.noise or ()) == {"wall_s", "own_share", "other_share", "steal_share"}
-
-
-BAD_TRACE = '{"timestamp": 0, "input_length": 5}\n'
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([*PAGES, "--out", "FILE"], "is a file; name a directory"),
-        ([*HANDOVER, "--trace", "FILE"], "trace.jsonl:1: not a request: KeyError: 'output_length'"),
-        (["pages", "--src-layout", "tp4+nhdx", "--dst-layout", "tp2"], "unknown name 'nhdx' in the layout"),
-        (["pages", "--dst-layout", "tp2"], "--src-layout is missing"),
-        (["scale", "--series", "peers,elephants"], "unknown --series 'elephants'; known are transfers"),
-        (["handover", "--model", "GPT-2"], "unknown model 'GPT-2'; known are Llama-3.1-8B"),
-        (["compare", "--against", "ucx"], "unknown --against 'ucx'; known are nixl, mooncake"),
-    ],
-)
-def test_mistakes_are_one_line_and_status_2_before_the_run(
-    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "trace.jsonl").write_text(BAD_TRACE)
-    given = [word.replace("FILE", str(tmp_path / "trace.jsonl")) for word in arguments]
-    assert cli.main(["bench", *given]) == 2
-    printed = capsys.readouterr()
-    assert words in printed.err
-    assert printed.err.count("\n") == 1
-    assert not printed.out
 
 
 @pytest.mark.parametrize(

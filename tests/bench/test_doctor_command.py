@@ -16,7 +16,6 @@ import pytest
 
 pytest.importorskip("typer")
 
-from kvxfer import cli
 from kvxfer.doctor import peer_reach
 from kvxfer.errors import PeerError
 
@@ -175,36 +174,6 @@ def test_problems_stand_alone_and_what_to_do_first_stands_first() -> None:
     assert sorted(finding["name"] for finding in told["findings"]) == sorted(
         finding["name"] for finding in problems
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--require", "shm,nvlink"], "--require: unknown transport 'nvlink'; known are loopback,"),
-        (["--peer", "decode-0"], """--peer is 'tcp://decode-0': write "tcp://host:port\""""),
-        (["--peer", "127.0.0.1:7301", "--transports", "pigeon"], "--transports: unknown transport 'pigeon'"),
-        (["--peer", "127.0.0.1:7301", "--timeout-s", "0"], "--timeout-s must be a positive number"),
-        (["--peer", "127.0.0.1:7301", "--timeout-s", "nan"], "--timeout-s must be a positive number"),
-        (["--peer", "127.0.0.1:7301", "--measure-s", "0"], "--measure-s must be above 0"),
-        (["--serve", "--peer", "127.0.0.1:7301"], "--peer cannot be combined with --serve"),
-        (["--serve", "--problems"], "--problems cannot be combined with --serve"),
-        (["--serve", "--transports", "pigeon"], "--transports: unknown transport 'pigeon'"),
-        (["--serve", "--listen", "tcp://0.0.0.0:0"], "--listen tcp://0.0.0.0:0 without a secret"),
-        (["--serve", "--listen", "7301"], "--listen is 'tcp://7301': write"),
-        (["--listen", "tcp://127.0.0.1:0"], "--listen is for --serve: add --serve"),
-        (["--transports", "tcp"], "--transports is for --peer and --serve: add one"),
-    ],
-)
-def test_mistakes_are_one_line_and_status_2(
-    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("KVXFER_SECRET", raising=False)
-    assert cli.main(["doctor", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert words in printed.err
-    assert "option " not in printed.err
-    assert printed.err.count("\n") == 1
-    assert not printed.out
 
 
 # ---- a peer -------------------------------------------------------------------------------------
