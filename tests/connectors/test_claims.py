@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 from kvxfer import LeaseToken
-from kvxfer.connectors.common import claims, kept_blocks, pushes
 from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.common.step import Claimed, FetchOrder, Grant, News, Step
 from tests.connectors.workers import (
     BLOCK_SIZE,
     NUM_LAYERS,
+    Clock,
     Pushed,
     Worker,
     collected,
     forward,
+    require_received,
     some_tokens,
     workers,
 )
@@ -27,22 +28,9 @@ TOKENS, LEASE_TTL_S = 100, 30.0
 SRC, DST = (5, 9, 2, 7), (7, 3, 11, 1)
 
 
-class Clock:
-    """The clock of both engines: it stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    for module in (claims, kept_blocks, pushes):
-        monkeypatch.setattr(module, "time", made)
-    return made
+    return Clock(monkeypatch)
 
 
 def handed_over(prefill: list[Worker], keep_s: float | None = LEASE_TTL_S) -> Handover:
@@ -84,9 +72,7 @@ def test_a_request_that_waits_at_decode_for_six_lease_times_loads(clock: Clock) 
             clock.now += LEASE_TTL_S / 3
             hear_of_it(prefill, decode)
         decode[0].half.step(fetched(handover))
-        (result,) = collected(decode)
-        assert result.received == {"b"}
-        assert not result.failed
+        require_received(decode, {"b"})
         for result in collected(prefill):
             assert result.sent == {"a"}
 

@@ -24,11 +24,14 @@ from tests.connectors.workers import (
     LAYERS,
     NUM_LAYERS,
     Array,
+    Clock,
     Pushed,
     Worker,
     collected,
     forward,
     prefill_knows,
+    register,
+    require_received,
     some_tokens,
     workers,
 )
@@ -44,9 +47,7 @@ def is_there(decode: list[Worker], pushed: Pushed, layer: int, whole: Array) -> 
 def test_a_layer_arrives_while_the_next_is_computed() -> None:
     pushed, whole = Pushed.draw("layers", TOKENS), some_tokens(TOKENS)
     with workers("prefill") as prefill, workers("decode") as decode:
-        decode[0].half.step(pushed.order(prefill))
-        # Decode's session opens and its registration arrives.
-        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        register(pushed, prefill, decode)
         prefill[0].half.before_forward(pushed.chunk(0, TOKENS))
         for layer, name in enumerate(LAYERS):
             pushed.compute(prefill, layer, 0, TOKENS, whole)
@@ -55,9 +56,7 @@ def test_a_layer_arrives_while_the_next_is_computed() -> None:
             for later in range(layer + 1, NUM_LAYERS):
                 assert not pushed.arrived(decode, later).any()
         prefill[0].half.after_forward(whole=True)
-        (result,) = collected(decode)
-        assert result.received == {"layers"}
-        assert not result.failed
+        require_received(decode, {"layers"})
         assert collected(prefill, {"layers"})[0].sent == {"layers"}
         assert counted(prefill) == (1, 0)
         loaded = decode[0].half.take_statistics()
@@ -151,8 +150,7 @@ def test_a_long_table_comes_in_parts() -> None:
 def test_a_forward_that_does_not_end_is_not_taken_for_a_cache(how: str) -> None:
     pushed, whole = Pushed.draw("broken", TOKENS), some_tokens(TOKENS)
     with workers("prefill") as prefill, workers("decode") as decode:
-        decode[0].half.step(pushed.order(prefill))
-        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        register(pushed, prefill, decode)
         prefill[0].half.before_forward(pushed.chunk(0, TOKENS))
         pushed.compute(prefill, 0, 0, TOKENS, whole)
         prefill[0].half.layer_done(LAYERS[0])
@@ -350,8 +348,7 @@ def test_a_second_request_of_one_engine_is_refused_its_key_at_once() -> None:
     pushed, whole = Pushed.draw("twice", 100), some_tokens(100)
     again = Pushed("again", pushed.src, tuple(block % 63 + 1 for block in pushed.dst), 100, pushed.key)
     with workers("prefill") as prefill, workers("decode") as decode:
-        decode[0].half.step(pushed.order(prefill))
-        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        register(pushed, prefill, decode)
         prefill[0].half.before_forward(pushed.chunk(0, 64))
         prefill[0].half.after_forward(whole=True)
         decode[0].half.step(again.order(prefill))
@@ -365,16 +362,13 @@ def test_a_second_request_of_one_engine_is_refused_its_key_at_once() -> None:
         until(is_refused, "refusal")
         assert failed.keys() == {"again"}
         forward(prefill, pushed, 64, 100, whole)
-        (result,) = collected(decode)
-        assert result.received == {"twice"}
-        assert not result.failed
+        require_received(decode, {"twice"})
 
 
 def test_a_reader_that_leaves_holds_nothing() -> None:
     pushed, whole = Pushed.draw("left", TOKENS), some_tokens(TOKENS)
     with workers("prefill", lease_ttl_s=600.0) as prefill, workers("decode") as decode:
-        decode[0].half.step(pushed.order(prefill))
-        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        register(pushed, prefill, decode)
         prefill[0].half.before_forward(pushed.chunk(0, 64))
         decode[0].half.step(Step(abandoned=["left"]))
         (result,) = collected(decode)
@@ -391,8 +385,7 @@ def test_a_reader_that_leaves_holds_nothing() -> None:
 def test_a_write_that_has_failed_is_not_taken_for_a_reader_that_has_all() -> None:
     pushed, whole = Pushed.draw("lost", TOKENS), some_tokens(TOKENS)
     with workers("prefill", load_timeout_s=0.2) as prefill, workers("decode") as decode:
-        decode[0].half.step(pushed.order(prefill))
-        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        register(pushed, prefill, decode)
         decode[0].half.step(Step(abandoned=["lost"]))  # its note about that arrives later
         forward(prefill, pushed, 0, TOKENS, whole)
         assert prefill[0].half._pushes is not None
@@ -446,10 +439,7 @@ def test_a_prefill_that_is_gone_ends_the_wait() -> None:
     pushed = Pushed.draw("gone", TOKENS)
     with workers("decode", push_timeout_s=600.0) as decode:
         with workers("prefill") as prefill:
-            decode[0].half.step(pushed.order(prefill))
-            until(
-                lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration"
-            )
+            register(pushed, prefill, decode)
         (result,) = collected(decode)
         assert result.failed.keys() == {"gone"}
 
@@ -458,8 +448,7 @@ def test_a_prefill_that_is_gone_ends_the_wait() -> None:
 def test_an_engine_that_sleeps_lets_go_and_comes_back(who: str) -> None:
     pushed, whole = Pushed.draw("asleep", TOKENS), some_tokens(TOKENS)
     with workers("prefill") as prefill, workers("decode") as decode:
-        decode[0].half.step(pushed.order(prefill))
-        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        register(pushed, prefill, decode)
         prefill[0].half.before_forward(pushed.chunk(0, 64))
         sleeper = prefill[0] if who == "prefill" else decode[0]
         sleeper.half.sleep()
@@ -491,8 +480,7 @@ def test_an_engine_that_sleeps_lets_go_and_comes_back(who: str) -> None:
 def test_pages_that_are_needed_are_let_go_first() -> None:
     pushed, whole = Pushed.draw("preempted", TOKENS), some_tokens(TOKENS)
     with workers("prefill") as prefill, workers("decode") as decode:
-        decode[0].half.step(pushed.order(prefill))
-        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        register(pushed, prefill, decode)
         forward(prefill, pushed, 0, 64, whole)
         prefill[0].half.before_forward(Step(preempted=["preempted"]))
         for cache in prefill[0].caches.values():
@@ -515,8 +503,7 @@ def test_what_another_request_computes_in_this_step_is_not_pushed_before_it_is_t
         half = prefill[0].half
         for cache in prefill[0].caches.values():
             cache.fill(-1.0)  # what was in these blocks before
-        decode[0].half.step(pushed.order(prefill))
-        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        register(pushed, prefill, decode)
         other = Chunk("a", b"a" * 16, "another", (pushed.src[:2],), 0, 64, 70)
         half.before_forward(Step(chunks=[other, *pushed.chunk(64, TOKENS).chunks]))
         for _ in range(20):
@@ -580,9 +567,10 @@ def test_a_reader_that_asks_for_what_has_left_a_window_is_refused() -> None:
         assert not any(cache.any() for cache in decode[0].caches.values())
 
 
-def test_a_push_that_goes_on_after_sleep_is_given_back_once() -> None:
+def test_a_push_that_goes_on_after_sleep_is_given_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, lease_ttl_s = Clock(monkeypatch), 30.0
     pushed, whole = Pushed.draw("kept", TOKENS), some_tokens(TOKENS)
-    with workers("prefill", lease_ttl_s=0.5) as prefill:
+    with workers("prefill", lease_ttl_s=lease_ttl_s) as prefill:
         half = prefill[0].half
         forward(prefill, pushed, 0, 64, whole)
         half.sleep()
@@ -592,7 +580,10 @@ def test_a_push_that_goes_on_after_sleep_is_given_back_once() -> None:
         # The request has finished; if no reader fetches it, its blocks are given back at its deadline, not
         # before.
         assert not half.collect({"kept"}).sent
-        assert collected(prefill)[0].sent == {"kept"}
+        clock.now += 0.9 * lease_ttl_s
+        assert not half.collect(set()).sent
+        clock.now += 0.2 * lease_ttl_s
+        assert half.collect(set()).sent == {"kept"}
         # It is not given back once more.
-        time.sleep(0.6)
+        clock.now += 2 * lease_ttl_s
         assert not half.collect(set()).sent

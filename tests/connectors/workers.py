@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from kvxfer import KVLayout, LeaseToken
+from kvxfer.connectors.common import claims, kept_blocks, pushes
 from kvxfer.connectors.common.appointment import Appointment
 from kvxfer.connectors.common.cache_group import CacheGroup
 from kvxfer.connectors.common.compute_stream import ComputeStream
@@ -35,6 +37,18 @@ LAYERS = tuple(f"layers.{layer}" for layer in range(NUM_LAYERS))
 
 
 Array = NDArray[Any]
+
+
+class Clock:
+    """The clock of both engines: it stands still until a test moves it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        for module in (claims, kept_blocks, pushes):
+            monkeypatch.setattr(module, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 class Worker:
@@ -224,6 +238,12 @@ def prefill_knows(prefill: list[Worker], pushed: Pushed) -> bool:
     return True
 
 
+def register(pushed: Pushed, prefill: list[Worker], decode: list[Worker]) -> None:
+    """Has decode request the prompt, and waits until its session is open and its registration has arrived."""
+    decode[0].half.step(pushed.order(prefill))
+    until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+
+
 def collected(workers: list[Worker], finished: set[str] | None = None) -> list[StepResults]:
     """Steps every worker until each has reported something; returns what they did."""
     results: list[StepResults | None] = [None] * len(workers)
@@ -238,6 +258,13 @@ def collected(workers: list[Worker], finished: set[str] | None = None) -> list[S
 
     until(all_have, "a report of every worker")
     return [result for result in results if result is not None]
+
+
+def require_received(decode: list[Worker], request_ids: set[str]) -> None:
+    """Waits until every worker of decode reports something, which must be these requests."""
+    for result in collected(decode):
+        assert result.received == request_ids
+        assert not result.failed
 
 
 def order_of(pushed: Pushed, prefill: list[Worker]) -> Step:
@@ -263,8 +290,6 @@ def pull(pushed: Pushed, prefill: list[Worker], decode: list[Worker]) -> None:
     step = order_of(pushed, prefill)
     for worker in decode:
         worker.half.step(step)
-    for result in collected(decode):
-        assert result.received == {pushed.name}
-        assert not result.failed
+    require_received(decode, {pushed.name})
     for result in collected(prefill, {pushed.name}):
         assert result.sent == {pushed.name}

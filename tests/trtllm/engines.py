@@ -6,15 +6,18 @@ import itertools
 import multiprocessing
 import os
 import random
+import signal
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Final
 
 from tests.trtllm.cache import Options, prefix_hashes, sampled
-from tests.trtllm.replay import BOUND_S, Engine, Waits, installed
+from tests.trtllm.replay import BOUND_S, Answer, Engine, Waits, installed
+from tests.waiting import until
 
 # If several engines share two cores, a peer that is silent for seconds is not lost.
 PATIENCE: Final[dict[str, Any]] = {
@@ -75,8 +78,12 @@ class Remote(Waits):
             raise AssertionError("the engine has died") from None
 
     def signal(self, number: int) -> None:
+        """Sends a signal; after SIGSTOP no thread runs any more when this returns."""
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
+        if number == signal.SIGSTOP:
+            tasks = Path(f"/proc/{self.process.pid}/task")
+            until(lambda: all(has_stopped(task / "stat") for task in tasks.iterdir()), "a thread still runs")
 
     def close(self, leaves_open: bool = False) -> None:
         """Ends it; with `leaves_open` without telling its connector, as the engine does."""
@@ -89,6 +96,13 @@ class Remote(Waits):
     def kill(self) -> None:
         self.process.kill()
         self.process.join()
+
+
+def has_stopped(stat: Path) -> bool:
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False  # the thread has ended just now
 
 
 def _serve(options: Options, control: Connection) -> None:
@@ -152,3 +166,10 @@ def expected(tokens: list[int], count: int, salt: str | None = None) -> list[int
     for _ in range(count):
         whole.append(sampled(prefix_hashes(whole, salt)))
     return whole[len(tokens) :]
+
+
+def require(
+    answer: Answer, prompt: list[int], num_new: int, num_matched: int, salt: str | None = None
+) -> None:
+    """Checks an answer's tokens, and how many tokens of the prompt another engine had."""
+    assert (answer.tokens, answer.num_matched) == (expected(prompt, num_new, salt), num_matched)

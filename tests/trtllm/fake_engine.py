@@ -7,9 +7,10 @@ contract (`test_engine_interface` checks this); the code is this project's own.
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
+from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
+from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
@@ -59,11 +60,14 @@ class LlmRequest:
         return self.prompt_len - self.context_current_position
 
 
-class KvCacheConnectorWorker(ABC):
+class _Worker:
+    """What the methods of the engine's worker do that are not abstract."""
+
+    supports_attention_dp = False
+
     def __init__(self, llm_args: Any) -> None:
         self._llm_args = llm_args
         self._metadata: object = None
-        super().__init__()
 
     def bind_connector_meta(self, metadata: object) -> None:
         self._metadata = metadata
@@ -77,100 +81,32 @@ class KvCacheConnectorWorker(ABC):
     def register_forward_pass_callable(self) -> Callable[..., Any] | None:
         return None
 
-    @abstractmethod
-    def register_kv_caches(self, kv_cache_tensor: Any) -> None: ...
-
-    @abstractmethod
-    def start_load_kv(self, stream: Any) -> None: ...
-
-    @abstractmethod
-    def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None: ...
-
-    @abstractmethod
-    def save_kv_layer(self, layer_idx: int, stream: Any) -> None: ...
-
-    @abstractmethod
-    def wait_for_save(self, stream: Any) -> None: ...
-
-    @abstractmethod
-    def get_finished(
-        self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
-    ) -> tuple[list[int], list[int]]: ...
-
-
-class KvCacheConnectorScheduler(ABC):
-    def __init__(self, llm_args: Any) -> None:
-        self._llm_args = llm_args
-        super().__init__()
-
-    @abstractmethod
-    def build_connector_meta(self, scheduler_output: Any) -> object: ...
-
-    @abstractmethod
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]: ...
-
-    @abstractmethod
-    def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool: ...
-
-    @abstractmethod
-    def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None: ...
-
-
-@dataclass
-class RequestData:
-    request_id: int
-    new_tokens: list[int]
-    new_block_ids: list[int]
-    computed_position: int
-    num_scheduled_tokens: int
-
-
-@dataclass
-class SchedulerOutput:
-    new_requests: list[Any] = field(default_factory=list)
-    cached_requests: list[Any] = field(default_factory=list)
-
-
-# ---- as the newer releases have them ----------------------------------------------------------
-
-
-class NewerWorker(KvCacheConnectorWorker):
-    supports_attention_dp = False
-
     def register_kv_cache_layout(self, layout: Any) -> None:
         raise NotImplementedError
 
 
-class NewerScheduler(KvCacheConnectorScheduler):
+class _Scheduler:
+    """The same of its scheduler."""
+
     supports_attention_dp = False
 
+    def __init__(self, llm_args: Any) -> None:
+        self._llm_args = llm_args
+
     def request_finished_by_layer_group(
-        self, request: Any, cache_block_ids_by_layer_group: list[list[int]]
-    ) -> bool:
+        self: Any, request: Any, cache_block_ids_by_layer_group: list[list[int]]
+    ) -> Any:
         (only,) = cache_block_ids_by_layer_group
         return self.request_finished(request, only)
 
     def update_state_after_alloc_by_layer_group(
-        self, request: Any, block_ids_by_layer_group: list[list[int]]
+        self: Any, request: Any, block_ids_by_layer_group: list[list[int]]
     ) -> None:
         (only,) = block_ids_by_layer_group
         self.update_state_after_alloc(request, only)
 
     def wait_for_initialization(self) -> None:
         return
-
-
-@dataclass
-class NewerRequestData(RequestData):
-    block_hashes: list[int] = field(default_factory=list)
-    priorities: list[int] | None = None
-    cache_salt: str | None = None
-    new_block_ids_by_layer_group: list[list[int]] = field(default_factory=list)
-
-
-@dataclass
-class NewerSchedulerOutput(SchedulerOutput):
-    attention_dp_rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -232,27 +168,39 @@ class KvCacheLayout:
         return next(each for each in self.groups if layer_id in each.layer_ids)
 
 
-OLDER: Final[dict[str, type]] = {
-    "KvCacheConnectorWorker": KvCacheConnectorWorker,
-    "KvCacheConnectorScheduler": KvCacheConnectorScheduler,
-    "RequestData": RequestData,
-    "SchedulerOutput": SchedulerOutput,
-}
-NEWER: Final[dict[str, type]] = {
-    "KvCacheConnectorWorker": NewerWorker,
-    "KvCacheConnectorScheduler": NewerScheduler,
-    "RequestData": NewerRequestData,
-    "SchedulerOutput": NewerSchedulerOutput,
-    "KvCacheLayout": KvCacheLayout,
-    "KvCacheLayerGroupLayout": KvCacheLayerGroupLayout,
-    "KvCacheRegion": KvCacheRegion,
-    "KvCacheBufferRef": KvCacheBufferRef,
-}
+_HALVES: Final = {"KvCacheConnectorWorker": _Worker, "KvCacheConnectorScheduler": _Scheduler}
+_LAYOUT: Final = (KvCacheLayout, KvCacheLayerGroupLayout, KvCacheRegion, KvCacheBufferRef)
 
 
+@cache
 def classes_of(release: str) -> dict[str, type]:
-    """Returns a release's classes by the engine's names."""
-    return OLDER if release == "older" else NEWER
+    """Returns a release's classes by the engine's names: the contract's members, which do what is here."""
+    found: dict[str, type] = {cls.__name__: cls for cls in _LAYOUT}
+    recorded = interface(release).classes
+    for name in recorded.keys() - found.keys():
+        does = _HALVES.get(name)
+        found[name] = _data(name, recorded[name]) if does is None else _half(name, recorded[name], does)
+    return {name: found[name] for name in recorded}
+
+
+def _half(name: str, members: dict[str, str], does: type) -> type:
+    made: dict[str, Any] = {"__module__": __name__}
+    for each, what in members.items():
+        if what.startswith("abstract "):
+            exec(f"def {each}{what.partition('method ')[2]}: ...", made)
+            made[each] = abstractmethod(made[each])
+        elif what != "attribute" or each in vars(does):
+            made[each] = vars(does)[each]
+    made.pop("__builtins__", None)
+    return ABCMeta(name, (ABC,), made)
+
+
+def _data(name: str, members: dict[str, str]) -> type:
+    fields: list[Any] = [(each, Any) for each, what in members.items() if what == "field"]
+    fields += [
+        (each, Any, field(default_factory=list)) for each, what in members.items() if what == "field ="
+    ]
+    return make_dataclass(name, fields, namespace={"__module__": __name__})
 
 
 class OneRank:

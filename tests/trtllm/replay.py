@@ -498,11 +498,11 @@ class Engine(Waits):
             is_new = not any(each.told_tables)
             position = each.position if each.state == CONTEXT else len(each.tokens) - 1
             data = self._classes["RequestData"](
-                each.id,
-                each.tokens[each.num_told_tokens :],
-                new[0] if len(new) == 1 else [],
-                position - (each.num_matched if each in begun else 0),
-                each.chunk,
+                request_id=each.id,
+                new_tokens=each.tokens[each.num_told_tokens :],
+                new_block_ids=new[0] if len(new) == 1 else [],
+                computed_position=position - (each.num_matched if each in begun else 0),
+                num_scheduled_tokens=each.chunk,
             )
             if self.options.kind == "layout":
                 data.new_block_ids_by_layer_group = new

@@ -18,9 +18,8 @@ from kvxfer.connectors.common.handover import prompt_digest
 from kvxfer.connectors.common.prompt_lookup import _FOUND, _HEAD
 from kvxfer.connectors.trtllm.llm_request import ExecutorRequest
 from tests.trtllm.cache import Options
-from tests.trtllm.engines import PATIENCE, Remote, expected, free_ports, local, pair, prompt_of
+from tests.trtllm.engines import PATIENCE, Remote, expected, free_ports, local, pair, prompt_of, require
 from tests.trtllm.fake_engine import LlmRequest
-from tests.trtllm.replay import Answer
 
 # Only sockets: the memory of a stopped process could still be read, but its sockets are silent.
 HASTY: dict[str, Any] = {
@@ -61,10 +60,6 @@ FAULTS: dict[str, Callable[[Remote], Remote | None]] = {
     "replaced": replaced,
     "lease over": gave_up,
 }
-
-
-def require(answer: Answer, prompt: list[int], num_new: int, num_matched: int) -> None:
-    assert (answer.tokens, answer.num_matched) == (expected(prompt, num_new), num_matched)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.trtllm.cache import BLOCK_SIZE, NUM_HEADS, WINDOW, Options
-from tests.trtllm.engines import PATIENCE, Remote, expected, free_ports, local, pair, prompt_of
-from tests.trtllm.replay import Answer, Engine, Waits
-
-
-def require(
-    answer: Answer, prompt: list[int], num_new: int, num_matched: int, salt: str | None = None
-) -> None:
-    assert (answer.tokens, answer.num_matched) == (expected(prompt, num_new, salt), num_matched)
+from tests.trtllm.engines import PATIENCE, Remote, expected, free_ports, local, pair, prompt_of, require
+from tests.trtllm.replay import Engine, Waits
 
 
 def require_empty(prefill: Waits, decode: Engine) -> None:

@@ -1,6 +1,6 @@
 """A native agent that does nothing by itself: unit tests say what happens, and when.
 
-The classes ``Fake...`` define what the native classes do, with their parameters (tests/unit/test_stubs.py);
+The classes ``Fake...`` define what the native classes do, with their parameters (tests/unit/test_abi.py);
 how a test moves them stands in the classes below them.
 """
 

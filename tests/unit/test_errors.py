@@ -26,21 +26,6 @@ from kvxfer.errors import (
 from kvxfer.transfer import Transfer
 
 ROOT = Path(__file__).parents[2]
-STATUS_H = ROOT / "native/include/kvxfer/status.h"
-
-
-def test_codes_are_those_of_status_h() -> None:
-    text = STATUS_H.read_text()
-    codes = re.findall(r"^\s+k(\w+) = (\d+),", text, re.MULTILINE)
-    words = {int(number): re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower() for name, number in codes}
-    assert words.pop(0) == "ok"
-    assert words == CODE_NAMES
-
-
-def test_codes_are_those_of_the_native_module() -> None:
-    native = pytest.importorskip("kvxfer._native")
-    if native.CODES:
-        assert {number: name for name, number in native.CODES.items() if number} == CODE_NAMES
 
 
 @pytest.mark.parametrize(

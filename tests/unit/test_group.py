@@ -17,8 +17,7 @@ from kvxfer.agent import Agent
 from kvxfer.errors import AgentError, KvxferError, PeerError, TransferError, UsageError
 from kvxfer.group import Group
 from kvxfer.handle import TransferState
-from kvxfer.options import AgentOptions
-from kvxfer.transfer import Incoming, Scope, Transfer
+from kvxfer.transfer import Scope, Transfer
 
 LEASE_ENDED, CANCELLED, DEADLINE, SILENT = 31, 33, 34, 71
 
@@ -228,13 +227,6 @@ async def test_a_layer_that_one_member_has_lost_is_waited_for_no_longer(members:
     assert group.state is TransferState.PENDING
 
 
-def test_layers_of_writes_arrive_elsewhere(members: Members) -> None:
-    group = Group([members.add(arrives=False)])
-    for call in (group.layer_arrived, group.layer_blocking):
-        with pytest.raises(UsageError, match="other end"):
-            call(0)
-
-
 async def test_a_cancelled_await_leaves_the_members(members: Members) -> None:
     group = Group(members.add() for _ in range(3))
     for wait in (lambda: group._ended(), lambda: group.layer(1), group.first_failure):
@@ -248,18 +240,6 @@ async def test_a_cancelled_await_leaves_the_members(members: Members) -> None:
     assert group.state is TransferState.PENDING
 
 
-def test_cancel_reaches_those_that_are_pending(members: Members) -> None:
-    group = Group(members.add() for _ in range(3))
-    members.handles[0].end()
-    group.cancel()
-    assert [handle.cancelled for handle in members.handles] == [False, True, True]
-    for handle in members.handles[1:]:
-        handle.end("cancelled", CANCELLED, "cancelled by the caller")
-    assert group.state is TransferState.CANCELLED
-    with pytest.raises(TransferError, match="2 of 3 transfers were cancelled"):
-        group.wait(0)
-
-
 def test_groups_stand_for_their_members_and_each_counts_once(members: Members) -> None:
     works = [members.add() for _ in range(3)]
     group = Group([works[0], Group(works[:2]), works[2], works[0]])
@@ -269,34 +249,6 @@ def test_groups_stand_for_their_members_and_each_counts_once(members: Members) -
     with pytest.raises(UsageError, match="not of 'a transfer'") as raised:
         Group(wrong)
     assert raised.value.code == "invalid-argument"
-
-
-async def test_members_may_be_of_several_agents(fake_core: list[Any]) -> None:
-    here, there = Members(fake_core), Members(fake_core)
-    group = Group([here.add(), there.add(), here.add()])
-    waiting = asyncio.ensure_future(group)
-    await turns()
-    there.handles[0].end("failed", SILENT, "nothing heard for 2 s")
-    await turns()
-    assert all(handle.cancelled for handle in here.handles)
-    for handle in here.handles:
-        handle.end("cancelled", CANCELLED, "cancelled by the caller")
-    with pytest.raises(PeerError, match="1 of 3"):
-        await waiting
-
-
-async def test_an_agent_that_closes_ends_the_wait_with_what_was_lost(members: Members) -> None:
-    group = Group(members.add() for _ in range(2))
-    waiting = asyncio.ensure_future(group)
-    await turns()
-    for handle in members.handles:
-        handle.state, handle.code, handle.message = "failed", 90, "the agent was closed"
-    members.agent.close()
-    with pytest.raises(AgentError, match="2 of 2"):
-        await waiting
-    with pytest.raises(AgentError, match="2 of 2"):
-        group.wait(0)
-    group.cancel()
 
 
 @pytest.mark.parametrize("num_agents", [1, 2])
@@ -341,18 +293,3 @@ def test_dropping_it_leaves_nothing(members: Members) -> None:
     gc.collect()
     assert gone() is None
     assert not members.handles[0].cancelled
-
-
-def test_expectations_are_members_as_well() -> None:
-    options = AgentOptions(listen="", transports=("loopback",))
-    with Agent("alone", options) as agent:
-        region = agent.register("kv", np.zeros((4, 64), np.uint8))
-        works: list[Incoming] = [agent.expect(bytes([tag]), [tag], region) for tag in (1, 2)]
-        group = Group(works)
-        assert group.members[0].region is region
-        with pytest.raises(TimeoutError, match="<Group of 2 pending> is still pending"):
-            group.wait(0.001)
-        works[0].cancel()
-        with pytest.raises(TransferError, match="2 of 2 transfers were cancelled") as raised:
-            group.wait(10)
-        assert raised.value.failed_blocks.tolist() == [1, 2]

@@ -13,7 +13,6 @@ pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer.agent import Agent
 from kvxfer.errors import AgentError, PeerError, TransferError, UsageError
-from kvxfer.handle import TransferState
 from kvxfer.options import AgentOptions
 from kvxfer.transfer import Incoming, Scope, Transfer
 
@@ -29,20 +28,6 @@ def incoming(fake_core: list[Any]) -> tuple[Any, Incoming]:
         agent._completions, peer_name="prefill", layers=range(4, 7), origin=2, arrives=True, region=REGION
     )
     return handle, Incoming(handle, scope, b"req")
-
-
-async def test_done_wakes_all_who_wait(incoming: tuple[Any, Incoming]) -> None:
-    handle, work = incoming
-    waiting = [asyncio.ensure_future(work) for _ in range(3)]
-    await asyncio.sleep(0)
-    assert not work.succeeded
-    handle.end()
-    await asyncio.gather(*waiting)
-    await work
-    work.wait(0)
-    assert work.state is TransferState.DONE
-    assert work.error is None
-    assert work.stages.ended_ns == 3
 
 
 async def test_failure_names_the_blocks(incoming: tuple[Any, Incoming]) -> None:
@@ -111,12 +96,6 @@ async def test_cancelled_await_leaves_the_transfer(incoming: tuple[Any, Incoming
     assert work.state == "pending"
     handle.end()
     await work
-
-
-def test_cancel_is_passed_on(incoming: tuple[Any, Incoming]) -> None:
-    handle, work = incoming
-    work.cancel()
-    assert handle.cancelled
 
 
 def test_a_write_has_no_layers_here(fake_core: list[Any]) -> None:

@@ -1,4 +1,4 @@
-// gpu/driver.h and gpu/driver.cpp beside NVIDIA's own headers: compiled by tests/unit/gpu/test_driver_abi.py, whose
+// gpu/driver.h and gpu/driver.cpp beside NVIDIA's own headers: compiled by tests/unit/test_abi.py, whose
 // folder of headers it takes. What differs does not compile.
 #include <cuda.h>
 #include <cudaTypedefs.h>

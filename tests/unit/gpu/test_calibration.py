@@ -156,69 +156,48 @@ def test_a_file_that_is_damaged_anywhere_is_measured_anew(
     assert file.read_bytes() == whole
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        "[0, 0, 16, 65536, 1000]",
-        "[0, 0, 16, 65536, 1000, 0]",
-        "[2, 0, 16, 65536, 1000, 1000]",
-        "[0, 2, 16, 65536, 1000, 1000]",
-        "[0, 0, 0, 65536, 1000, 1000]",
-        "[0, 0, 16, -1, 1000, 1000]",
-        "[0, 0, 16, 1e999, 1000, 1000]",
-        ", ".join(["[0, 0, 16, 65536, 1000, 1000]"] * 257),
-        "[" * 9999,
-    ],
+CTA_ROW, WAY_ROW = "[0, 4, 4194304, 1000]", "[0, 0, 16, 65536, 1000, 1000]"
+NO_WAYS = (
+    "[0, 0, 16, 65536, 1000]",
+    "[0, 0, 16, 65536, 1000, 0]",
+    "[2, 0, 16, 65536, 1000, 1000]",
+    "[0, 2, 16, 65536, 1000, 1000]",
+    "[0, 0, 0, 65536, 1000, 1000]",
+    "[0, 0, 16, -1, 1000, 1000]",
+    "[0, 0, 16, 1e999, 1000, 1000]",
+    ", ".join([WAY_ROW] * 257),
+    "[" * 9999,
 )
-def test_what_are_no_samples_of_ways_is_not_taken_for_them(
-    folder: Path, measure: Callable[..., Measured], rows: str
-) -> None:
+NO_CTAS = (
+    "",
+    "[0, 4, 4194304]",
+    "[0, 4, 4194304, 1000, 1000]",
+    "[2, 4, 4194304, 1000]",
+    "[-1, 4, 4194304, 1000]",
+    "[0, 0, 4194304, 1000]",
+    "[0, 9, 4194304, 1000]",
+    "[0, 4, 0, 1000]",
+    "[0, 4, 4194304, 0]",
+    f"[0, 4, 4194304, {1 << 48}]",
+    "[0, 4, 4194304, NaN]",
+    "[0, 4, null, 1000]",
+    ", ".join([CTA_ROW] * 257),
+)
+NO_CALIBRATIONS = (
+    *(f'{{"ctas": [{CTA_ROW}], "ways": [{rows}]}}' for rows in NO_WAYS),
+    *(f'{{"ctas": [{rows}], "ways": []}}' for rows in NO_CTAS),
+    *("null", "3", '"ctas"'),
+    f"[{WAY_ROW}]",  # as the first version was written
+    f'{{"ctas": [{CTA_ROW}]}}',
+    *('{"ways": []}', '{"ctas": 4, "ways": []}', '{"ctas": {"4": 1000}, "ways": []}'),
+)
+
+
+def test_what_is_no_calibration_is_not_taken_for_one(folder: Path, measure: Callable[..., Measured]) -> None:
     kept = keep(folder, measure)
-    assert kept('{"ctas": [[0, 4, 4194304, 1000]], "ways": []}') == Calibration((), ((0, 4, 4194304, 1000),))
-    assert kept(f'{{"ctas": [[0, 4, 4194304, 1000]], "ways": [{rows}]}}') is None
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        "",
-        "[0, 4, 4194304]",
-        "[0, 4, 4194304, 1000, 1000]",
-        "[2, 4, 4194304, 1000]",
-        "[-1, 4, 4194304, 1000]",
-        "[0, 0, 4194304, 1000]",
-        "[0, 9, 4194304, 1000]",
-        "[0, 4, 0, 1000]",
-        "[0, 4, 4194304, 0]",
-        f"[0, 4, 4194304, {1 << 48}]",
-        "[0, 4, 4194304, NaN]",
-        "[0, 4, null, 1000]",
-        ", ".join(["[0, 4, 4194304, 1000]"] * 257),
-    ],
-)
-def test_what_are_no_samples_of_ctas_is_not_taken_for_them(
-    folder: Path, measure: Callable[..., Measured], rows: str
-) -> None:
-    assert keep(folder, measure)(f'{{"ctas": [{rows}], "ways": []}}') is None
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "null",
-        "3",
-        '"ctas"',
-        "[[0, 0, 16, 65536, 1000, 1000]]",  # as the first version was written
-        '{"ctas": [[0, 4, 4194304, 1000]]}',
-        '{"ways": []}',
-        '{"ctas": 4, "ways": []}',
-        '{"ctas": {"4": 1000}, "ways": []}',
-    ],
-)
-def test_what_is_no_calibration_is_not_taken_for_one(
-    folder: Path, measure: Callable[..., Measured], body: str
-) -> None:
-    assert keep(folder, measure)(body) is None
+    assert kept(f'{{"ctas": [{CTA_ROW}], "ways": []}}') == Calibration((), ((0, 4, 4194304, 1000),))
+    for body in NO_CALIBRATIONS:
+        assert kept(body) is None, body[:200]
 
 
 def test_a_file_of_an_older_version_is_not_looked_at(

@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
-import kvxfer
 from kvxfer import Agent, AgentOptions, KVLayout
 from kvxfer.errors import AgentError, PeerError, TransferError, UsageError
 from tests.seeds import seed_of
@@ -229,7 +228,3 @@ def test_pages_of_unlike_size_are_not_prepared() -> None:
         with src.command_ring() as ring, pytest.raises(UsageError, match="differ in size") as raised:
             ring.prepare_write(region, remote, [0], [0])
         assert raised.value.code == "unsupported"
-
-
-def test_its_type_is_public() -> None:
-    assert kvxfer.gpu.CommandRing.__name__ == "CommandRing"

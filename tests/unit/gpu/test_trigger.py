@@ -334,7 +334,3 @@ async def test_awaiting_wakes_where_another_thread_fires(two: Two) -> None:
         await asyncio.to_thread(trigger.fire)
         await waiting
         assert transfer.succeeded
-
-
-def test_its_type_is_public() -> None:
-    assert kvxfer.Trigger is Trigger

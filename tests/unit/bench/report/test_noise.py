@@ -1,7 +1,3 @@
-import subprocess
-import sys
-import time
-
 from kvxfer.bench.report import noise
 from kvxfer.bench.report.noise import Sample
 
@@ -19,16 +15,3 @@ def test_words_come_only_above_a_few_percent() -> None:
     assert noise.in_words(quiet) == noise.in_words(None) == ""
     assert "other processes used 45%" in noise.in_words({**quiet, "other_share": 0.45})
     assert "hypervisor took 12%" in noise.in_words({**quiet, "steal_share": 0.12})
-
-
-def test_real_counters_give_own_work_to_this_tree() -> None:
-    before = Sample.take()
-    spin = "import time\nwhile time.process_time() < 0.3: pass"
-    subprocess.run([sys.executable, "-c", spin], check=True)
-    after = Sample.take()
-    # 0.3 s of an ended child; a tick is lost to rounding at each end of each sum.
-    assert after.own_s - before.own_s >= 0.25
-    found = noise.between(before, after)
-    assert found is not None
-    assert 0 < found["own_share"] <= 1
-    assert found["wall_s"] <= time.monotonic() - before.at_s + 1e-3

@@ -1,7 +1,6 @@
 import pytest
 
 from kvxfer.bench.report import axis, plots
-from kvxfer.bench.report.comparison import Comparison, Verdict
 
 STAGES = {"post": -160.9, "first_layer": -154.6, "last_layer": 0.15, "decode_may_start": 0.34}
 
@@ -20,14 +19,6 @@ def test_an_axis_of_ratios_has_ticks_on_both_sides_of_1_and_every_value_within(v
     assert 20 < found.percent(1.0) < 80
 
 
-@pytest.mark.parametrize(("low", "high"), [(-160.9, 0.34), (-0.085, 0.425), (0, 1e6), (1, 1), (-3e-4, 2e-4)])
-def test_a_linear_axis_has_round_ticks_within(low: float, high: float) -> None:
-    found = axis.linear(low, high, "ms")
-    assert 2 <= len(found.ticks) <= 6 or low == high
-    assert all(found.low - 1e-9 <= tick <= found.high + 1e-9 for tick in found.ticks)
-    assert [float(axis.words(tick)) for tick in found.ticks] == pytest.approx(list(found.ticks))
-
-
 def test_the_end_of_a_push_is_drawn_apart_where_it_can_be_seen() -> None:
     whole, end = plots.timeline(STAGES, 1)
     assert "one run" in whole.caption
@@ -43,24 +34,6 @@ def test_the_end_of_a_push_is_drawn_apart_where_it_can_be_seen() -> None:
     assert "waits" not in end.drawn()
 
 
-@pytest.mark.parametrize(
-    ("figures", "labels"),
-    [
-        ({"total_ms.median": [1.0]}, None),
-        ({"total_ms.median": [1.0, 1.1], "post_ms": [0.0, 0.0]}, ["total"]),
-        (
-            {"stages_ms.post.p50": [-3.0, -3.1], "stages_ms.last_layer.p50": [-0.1, 0.1]},
-            ["post, p50, before prefill ended"],
-        ),
-    ],
-)
-def test_runs_are_drawn_where_there_is_more_than_one(
-    figures: dict[str, list[float]], labels: list[str] | None
-) -> None:
-    found = plots.runs(figures)
-    assert (None if found is None else [row.label for row in found.rows]) == labels
-
-
 def test_a_run_far_from_all_others_does_not_squeeze_them() -> None:
     found = plots.runs({"total_ms": [1.0, 1.01, 0.99, 1.02, 4.0], "post_ms": [1.0, 1.0, 1.01, 1.02, 0.99]})
     assert found is not None
@@ -69,21 +42,3 @@ def test_a_run_far_from_all_others_does_not_squeeze_them() -> None:
     far = next(mark for mark in found.rows[0].marks if mark.kind == "far")
     assert found.axis.percent(far.low) == 100
     assert list(found.drawn()) == ["far"]
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "legend"),
-    [
-        (["faster"], ["faster or better"]),
-        (["cannot tell", "worse"], ["slower or worse", "cannot tell"]),
-        ([], None),
-    ],
-)
-def test_a_legend_names_what_is_drawn_and_nothing_else(
-    verdicts: list[Verdict], legend: list[str] | None
-) -> None:
-    without = Comparison("post_ms", 1, 1, 2, 2, 1.0, "cannot tell", "5 runs of each are needed")
-    found = plots.intervals(
-        [without, *(Comparison("total_ms", 1, 1, 6, 6, 1.1, each, "", (1.05, 1.2)) for each in verdicts)]
-    )
-    assert (None if found is None else list(found.drawn().values())) == legend

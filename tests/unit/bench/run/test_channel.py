@@ -1,5 +1,3 @@
-import asyncio
-import os
 import socket
 from collections.abc import Iterator
 
@@ -16,32 +14,6 @@ def pair() -> Iterator[tuple[Channel, Channel]]:
     yield left, right
     left.close()
     right.close()
-
-
-def test_objects_come_whole_and_in_order(pair: tuple[Channel, Channel]) -> None:
-    left, right = pair
-    blocks = list(range(20_000))
-
-    async def both() -> list[object]:
-        sending = asyncio.to_thread(left.send, "long", blocks=blocks)
-        received, _ = await asyncio.gather(right.receive_async(), sending)
-        left.send("short", value=[2, "β"])
-        return [received, right.receive(1.0)]
-
-    assert asyncio.run(both()) == [{"kind": "long", "blocks": blocks}, {"kind": "short", "value": [2, "β"]}]
-
-
-def test_descriptors_travel_along(pair: tuple[Channel, Channel]) -> None:
-    left, right = pair
-    reader, writer = os.pipe()
-    left.send("take", (writer,))
-    os.close(writer)
-    right.receive(1.0)
-    received = right.descriptors.popleft()
-    os.write(received, b"x")
-    assert os.read(reader, 1) == b"x"
-    os.close(received)
-    os.close(reader)
 
 
 @pytest.mark.parametrize("kind", [BenchError, CheckFailedError])

@@ -85,11 +85,3 @@ def test_one_event_that_cannot_be_counted_is_left_out_with_the_reason(
         pass
     assert words in counted.not_counted["cycles"]
     assert counted.figures(1) == {}
-
-
-def test_processes_without_threads_of_that_number_are_no_error() -> None:
-    """The process ended before its threads were listed: the benchmark itself says that, and how."""
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        ended.wait()
-    with Counters().counting(ended.pid):
-        pass

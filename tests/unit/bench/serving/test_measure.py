@@ -327,17 +327,6 @@ def test_server_that_falls_silent_or_is_gone_is_given_up(url: str) -> None:
         assert "ConnectError" in ask(f"http://127.0.0.1:{taken.getsockname()[1]}", "well").error
 
 
-def test_answers_come_in_the_order_of_the_requests(url: str) -> None:
-    asked = [Asked(f"r{number}", "well", 1 + number % 3) for number in range(8)]
-    assert [answer.asked for answer in serving_load.run(url, asked, 3, 20.0)] == asked
-
-
-def test_prompts_differ_by_seed_from_the_first_letters_on() -> None:
-    assert serving_load.prompt_of(40, 1, "r0", 3) == serving_load.prompt_of(40, 1, "r0", 3)
-    assert serving_load.prompt_of(40, 1, "r0", 3)[:16] != serving_load.prompt_of(40, 1, "r1", 3)[:16]
-    assert len(serving_load.prompt_of(40, 1)) == 40
-
-
 # ---- what is asked for ----------------------------------------------------------------------------
 
 

@@ -55,24 +55,6 @@ def cache_of(spec: RankSpec) -> RankCache:
     return spec.place(np.zeros(spec.nbytes, np.uint8))
 
 
-@pytest.mark.parametrize("order", ["nhd", "hnd"])
-def test_numpy_and_the_layout_see_each_element_at_the_same_byte(order: str) -> None:
-    spec = work_of("tp1", f"tp2+{order}").dst
-    cache = cache_of(spec)
-    layout, offsets = cache.layout, cache.layout.layer_offsets()
-    start = cache.memory.ctypes.data
-    for layer, kv, block, token, head, dim in (
-        (0, 0, 0, 0, 0, 0),
-        (1, 1, 5, 3, 2, 77),
-        (0, 1, 11, 15, 3, 127),
-    ):
-        element = cache.part(layer, kv)[block, token, head, dim:]
-        strides = (layout.block_stride, layout.token_stride, layout.head_stride, layout.dim_stride)
-        inner = np.dot(strides, (block, token, head, dim))
-        assert element.ctypes.data - start == offsets[layer, kv] + inner
-    assert layout.nbytes <= cache.memory.nbytes
-
-
 @pytest.mark.parametrize("name", ["bf16", "fp8"])
 def test_filled_cache_passes_its_own_check(name: str) -> None:
     work = work_of(f"tp2+{name}", f"tp2+hnd+{name}")
@@ -94,21 +76,14 @@ def test_one_wrong_bit_is_found_and_named() -> None:
     assert data.check(cache, blocks, num_tokens=32) == ""
 
 
-@pytest.mark.parametrize("change", ["swapped blocks", "swapped heads", "swapped layers", "zeros"])
-def test_elements_at_wrong_places_are_found(change: str) -> None:
+@pytest.mark.parametrize("axis", [0, 2], ids=["blocks", "heads"])
+def test_elements_at_wrong_places_are_found(axis: int) -> None:
     work = work_of("tp2", "tp2")
     cache, blocks = cache_of(work.dst), work.blocks(work.dst, -1)
     data = work.data()
     data.fill(cache, blocks)
     part = cache.part(0, 0)
-    if change == "swapped blocks":
-        part[[1, 2]] = part[[2, 1]]
-    elif change == "swapped heads":
-        part[:, :, [0, 1]] = part[:, :, [1, 0]]
-    elif change == "swapped layers":
-        part[:] = cache.part(1, 0)
-    else:
-        part[:] = 0
+    part[:] = np.roll(part, 1, axis)
     assert data.check(cache, blocks).startswith("layer 0, k, token ")
 
 
@@ -148,20 +123,6 @@ def test_check_agrees_with_conversions_done_by_hand(src: str, dst: str) -> None:
     assert work.data().check(cache, work.blocks(work.dst, -1)) == ""
 
 
-def test_heads_come_from_the_ranks_that_have_them() -> None:
-    work = work_of("tp4", "tp2")
-    assert [(share.src, share.heads) for share in work.shares] == [(0, range(2)), (1, range(2, 4))]
-
-
-def test_total_is_divided_among_layers_and_tokens() -> None:
-    work = LayoutWork.sized("tp4", "tp2+p64", "Llama-3.1-70B", 64 << 20, 1)
-    assert work.src_nbytes == 64 << 20
-    assert (len(work.layers), work.num_tokens) == (16, 2048)
-    assert work.dst.num_blocks * 2 == 64
-    halved = LayoutWork.sized("bf16", "fp8", "Llama-3.1-70B", 64 << 20, 1)
-    assert (halved.src_nbytes, halved.dst_nbytes) == (64 << 20, 32 << 20)
-
-
 # ---- pieces ---------------------------------------------------------------------------------------
 
 
@@ -185,16 +146,6 @@ def test_pieces_arrive_in_place_and_as_they_were(src: str, dst: str) -> None:
         _limits.recv_pieces(theirs.fileno(), address, target.memory.nbytes, described["stream_nbytes"])
         sender.join()
     assert data.as_bytes().check(target, dst_blocks) == ""
-
-
-def test_fewer_pieces_are_sent_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvxfer.bench.pages.pieces.MAX_PIECES", 1000)
-    work = work_of("tp4", "tp2")
-    caches = {src: cache_of(spec) for src, spec in work.srcs.items()}
-    blocks = {src: work.blocks(spec, src) for src, spec in work.srcs.items()}
-    described = Pieces.of(work, caches, blocks, cache_of(work.plain), work.blocks(work.dst, -1)).described()
-    # 192 tokens of two sources are 768 pieces of a layer, K and V.
-    assert (described["pieces"], described["layers"], described["tokens"]) == (768, 1, 192)
 
 
 def test_piece_beyond_the_memory_is_refused() -> None:
