@@ -75,12 +75,14 @@ MAKEFLAGS += --no-builtin-rules
 PY := $(VENV)/bin/python
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-PIP := $(PY) -m pip install --quiet
+# Most modules are never imported; the others are compiled then.
+PIP := $(PY) -m pip install --quiet --no-compile
 # What was compiled before, in whichever folder, is not compiled again where ccache is installed.
 CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
 export CMAKE_CXX_COMPILER_LAUNCHER
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
+export CCACHE_SLOPPINESS ?= pch_defines,time_macros
 # Environments beside the first: their table is .ci/environments.toml.
 ENVIRONMENT := PYTHON=$(PYTHON) VENV=$(VENV) .ci/environment
 # Two makes in one tree take turns.
@@ -90,15 +92,12 @@ NATIVE_SOURCES := CMakeLists.txt $(shell find native bench/native -type d -o -na
                     -o -name CMakeLists.txt)
 CLANG_FORMATTED = $$(find native bench/native tests/native examples -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-# Prints the requirements of pyproject.toml's build-system and of the extras named as arguments.
+# Prints what pyproject.toml requires, with the extras that are named, and `build` for the build itself.
 define REQUIREMENTS
 import sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))
-names = sys.argv[1:]
-lines = project["build-system"]["requires"] if names == ["build"] else project["project"]["dependencies"]
-for name in names:
-    lines = lines + project["project"]["optional-dependencies"].get(name, [])
-print("\n".join(lines))
+extras = project["project"]["optional-dependencies"] | {"build": project["build-system"]["requires"]}
+print("\n".join(sum((extras[name] for name in sys.argv[1:]), project["project"]["dependencies"])))
 endef
 export REQUIREMENTS
 # What is installed for tests, to the version; users have the ranges of pyproject.toml.
@@ -115,7 +114,7 @@ setup: $(VENV)/module.stamp
 
 $(VENV)/venv.stamp:
 	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
-	PYTHON=$(PYTHON) VENV=$(VENV) .ci/system-packages; \
+	PYTHON=$(PYTHON) .ci/system-packages; \
 	echo "making a Python environment in $(VENV)"; \
 	$(PYTHON) -m venv $(VENV); touch $@
 
@@ -124,18 +123,18 @@ $(VENV)/deps.stamp: pyproject.toml $(CONSTRAINTS) $(VENV)/venv.stamp
 	@$(LOCK) if [ $@ -nt pyproject.toml ] && [ $@ -nt $(CONSTRAINTS) ]; then exit 0; fi; \
 	echo "installing dependencies into $(VENV)"; \
 	tools=""; for tool in cmake ninja; do command -v $$tool >/dev/null || tools="$$tools $$tool"; done; \
-	$(PIP) -c $(CONSTRAINTS) $$($(PY) -c "$$REQUIREMENTS" build) $$tools; \
-	$(PIP) -c $(CONSTRAINTS) -r <($(PY) -c "$$REQUIREMENTS" cli); touch $@
+	$(PIP) -c $(CONSTRAINTS) $$tools -r <($(PY) -c "$$REQUIREMENTS" build cli); touch $@
 
 $(VENV)/dev.stamp: $(VENV)/deps.stamp
 	@$(LOCK) if [ $@ -nt $(VENV)/deps.stamp ]; then exit 0; fi; \
+	PYTHON=$(PYTHON) .ci/system-packages tests; \
 	echo "installing development dependencies into $(VENV)"; \
 	$(PIP) -c $(CONSTRAINTS) -r <($(PY) -c "$$REQUIREMENTS" dev control bench); touch $@
 
 # Editable: Python files are used where they are; the build folder is kept, so this is incremental.
 $(VENV)/module.stamp: $(NATIVE_SOURCES) $(VENV)/deps.stamp
 	@$(LOCK) touch build/.before; \
-	echo "building the native modules: a minute or two the first time"; \
+	echo "building the native modules: about $$((200 / $(JOBS))) s the first time, on $(JOBS) processors"; \
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PY) -m pip install --verbose --no-deps --no-build-isolation --editable . 2>&1 \
 	  | $(PY) .ci/build_progress.py build/module.log || { cat build/module.log; exit 1; }; \
 	touch -r build/.before $@
@@ -386,8 +385,7 @@ interface: $(VENV)/dev.stamp $(VENV)/module.stamp
 # PyPI by UV_DEFAULT_INDEX. What stands there goes up to the newest; it says nothing of who passes with it.
 constraints: $(VENV)/venv.stamp
 	$(PIP) --upgrade --target build/uv uv
-	{ $(PY) -c "$$REQUIREMENTS" build; printf 'cmake\nninja\n'; \
-	  $(PY) -c "$$REQUIREMENTS" cli dev control bench; } | UV_CUSTOM_COMPILE_COMMAND="make constraints" \
+	{ $(PY) -c "$$REQUIREMENTS" build cli dev control bench; printf 'cmake\nninja\n'; } | UV_CUSTOM_COMPILE_COMMAND="make constraints" \
 	  build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --upgrade \
 	  --output-file $(CONSTRAINTS) - >/dev/null
 
