@@ -98,9 +98,9 @@ std::shared_ptr<StreamWait> PyHandle::wait_in(std::uint64_t stream,
 // ---- a route --------------------------------------------------------------------------------------
 
 PyInstalled PyInstalled::of(const std::shared_ptr<Runtime>& runtime, SessionKey peer, std::uint32_t id) {
-  return {std::shared_ptr<const Installed>(new Installed(runtime, peer, id), [](const Installed* program) {
+  return {std::shared_ptr<const Installed>(new Installed(runtime, peer, id), [](const Installed* installed) {
     const WithoutGil released;
-    delete program;
+    delete installed;
   })};
 }
 

@@ -430,7 +430,8 @@ void FabricRail::land(Peer& peer, Flight& flight) noexcept {
     }
     fences_->give_back(*flight.scratch);
   }
-  if (flight.is_write && !peer.down) add_in_room(peer.written, flight.number, code == Code::kOk);
+  if (flight.is_write && !peer.down)
+    add_in_room(peer.written, Peer::Written{flight.number, code == Code::kOk});
   end_work(flight.work.id, code, code == Code::kOk ? std::string_view() : flight.why);
 }
 

@@ -139,7 +139,8 @@ class UcxEndpoint final : public fabric::Endpoint {
 
   bool progress() noexcept override {
     const Current now(*this);
-    return std::exchange(has_come_, false) | (library_.worker_progress(worker_) != 0);
+    const bool had_come = std::exchange(has_come_, false);
+    return library_.worker_progress(worker_) != 0 || had_come;
   }
   int fd() const noexcept override { return fd_; }
   bool arm() noexcept override {

@@ -70,8 +70,8 @@ Result<unsigned> read_end(std::string_view range, unsigned first) {
 // `named`: one bit for each key that the class has named already.
 Status read_pair(std::string_view pair, PairClass& into, unsigned& named) {
   const auto [name, value] = cut(pair, '=');
-  const auto* const key =
-      std::find_if(std::begin(kKeys), std::end(kKeys), [&](const Key& each) { return each.name == name; });
+  const auto* const key = std::find_if(std::begin(kKeys), std::end(kKeys),
+                                       [&name = name](const Key& each) { return each.name == name; });
   if (key == std::end(kKeys))
     return wrong(quoted(name) + " is not one of pairs, traffic_class, service_level and rate_gbps");
   const unsigned bit = 1u << (key - std::begin(kKeys));
