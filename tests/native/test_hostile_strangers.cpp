@@ -33,6 +33,7 @@ TEST(strangers_share_a_budget_and_the_oldest_gives_way) {
   Runtime& victim = *scene.victim.runtime;
   const std::uint64_t most = limit(victim.strangers());
   REQUIRE(most >= 64);
+  victim.forget_holds();  // those of its own start
   // Half of them say nothing, half say HELLO and no PROOF.
   std::vector<Wire> silent;
   std::vector<std::unique_ptr<Peer>> unproved;
@@ -57,7 +58,9 @@ TEST(strangers_share_a_budget_and_the_oldest_gives_way) {
   silent.clear();
   unproved.clear();
   CHECK(await([&] { return used(victim.strangers()) == 0; }));
-  CHECK(victim.longest_hold_ns() < 20'000'000);
+  if (victim.longest_hold_ns() >= kMostHold)
+    std::printf("  the gate was held for %.1f ms\n", static_cast<double>(victim.longest_hold_ns()) / 1e6);
+  CHECK(victim.longest_hold_ns() < kMostHold);
 }
 
 TEST(what_strangers_say_by_halves_is_charged_to_them_until_they_go) {
