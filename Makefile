@@ -266,7 +266,7 @@ image-cuda:
 
 # Each fuzz_NAME with its corpus; `--seed S --runs 1` is one run again.
 fuzz: native-build-asan
-	build/asan/tests/native/fuzz_wire tests/native/corpus/wire --seed $(FUZZ_SEED) --runs $(FUZZ_RUNS)
+	build/asan/tests/native/sessions --file fuzz_wire tests/native/corpus/wire --seed $(FUZZ_SEED) --runs $(FUZZ_RUNS)
 
 instructions: native-build-plain $(VENV)/module.stamp
 	@command -v valgrind >/dev/null || { [ $$(id -u) = 0 ] && command -v apt-get >/dev/null && \

@@ -8,11 +8,11 @@
 //
 // The header brings a (weak) main: `./program [--seed N] [--list] [--file test_x] [part of a test's name]`; without
 // --seed the environment's KVXFER_SEED counts, which docs/testing.md explains. --file runs the tests of one file.
-// (KVXFER_CHECK_NO_MAIN before it leaves main out, for programs that want its Random alone.)
-// It prints one line a failure and ends with "N passed, N failed"; exit status 1 on failure.
+// It prints one line a failure and ends with "N passed, N failed"; exit status 1 on failure, 77 if all was skipped.
 // TESTs must have distinct names in one binary. CHECKs belong on the test's own thread.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -44,8 +44,22 @@ inline std::uint64_t seed_of_run() {
   return wanted != nullptr && *wanted != '\0' ? std::strtoull(wanted, nullptr, 0) : 1;
 }
 
+// A file whose tests need something of the machine.
+struct Need {
+  const char* file;
+  std::string (*missing)();  // says what is not there; "" if all is
+};
+
+// A file that is no list of tests: --file calls it with the arguments that follow.
+struct Program {
+  const char* file;
+  int (*run)(int argc, char** argv);
+};
+
 struct State {
   std::vector<Case> cases;
+  std::vector<Need> needs;
+  std::vector<Program> programs;
   std::uint64_t seed = seed_of_run();
   const char* current = "";
   std::size_t num_failures = 0;  // in the current test
@@ -170,7 +184,13 @@ struct Registration {
   Registration(const char* file, const char* name, void (*run)()) {
     state().cases.push_back({file, name, run});
   }
+  Registration(const char* file, std::string (*missing)()) { state().needs.push_back({file, missing}); }
+  Registration(const char* file, int (*run)(int argc, char** argv)) {
+    state().programs.push_back({file, run});
+  }
 };
+
+inline constexpr int kSkipped = 77;  // an exit status: what CMakeLists.txt takes for that
 
 inline int usage(const char* program) {
   std::printf("usage: %s [--seed N] [--list] [--file test_x] [part of a test's name]\n", program);
@@ -192,6 +212,11 @@ inline int run_all(int argc, char** argv) {
       state().seed = std::strtoull(argv[++i], nullptr, 0);
     } else if (arg == "--file" && i + 1 < argc) {
       file = argv[++i];
+      for (const Program& program : state().programs)
+        if (stem(program.file) == file) {
+          argv[i] = argv[0];
+          return program.run(argc - i, argv + i);
+        }
     } else if (arg == "--list") {
       list = true;
     } else if (!arg.empty() && arg[0] != '-' && filter.empty()) {
@@ -200,10 +225,19 @@ inline int run_all(int argc, char** argv) {
       return usage(argv[0]);
     }
   }
+  std::vector<std::string_view> skipped;
+  for (const Need& need : state().needs) {
+    if (list || (!file.empty() && stem(need.file) != file)) continue;
+    const std::string missing = need.missing();
+    if (missing.empty()) continue;
+    std::printf("skipped: %s\n", missing.c_str());
+    skipped.push_back(stem(need.file));
+  }
   std::size_t num_passed = 0, num_failed = 0;
   for (const Case& test : state().cases) {
     if (std::string_view(test.name).find(filter) == std::string_view::npos) continue;
     if (!file.empty() && stem(test.file) != file) continue;
+    if (std::find(skipped.begin(), skipped.end(), stem(test.file)) != skipped.end()) continue;
     if (list) {
       std::printf("%s\n", test.name);
       continue;
@@ -225,6 +259,7 @@ inline int run_all(int argc, char** argv) {
     }
   }
   if (list) return 0;
+  if (num_passed + num_failed == 0 && !skipped.empty()) return kSkipped;
   if (num_passed + num_failed == 0) {
     std::printf("no test of %s has a name that contains \"%s\"\n", file.empty() ? "any file" : file.c_str(),
                 filter.c_str());
@@ -241,6 +276,15 @@ inline int run_all(int argc, char** argv) {
   static void test_##name();                                                             \
   static const ::check::Registration registration_##name(__FILE__, #name, &test_##name); \
   static void test_##name()
+
+#define KVXFER_CHECK_JOINED(a, b) a##b
+#define KVXFER_CHECK_NAME(a, b) KVXFER_CHECK_JOINED(a, b)
+// Skips this file's tests where `missing()`, a std::string, is not empty.
+#define SKIP_FILE_FOR(missing) \
+  static const ::check::Registration KVXFER_CHECK_NAME(need_, __COUNTER__)(__FILE__, missing)
+// Makes `run`, a main(), what this file does.
+#define FILE_IS_PROGRAM(run) \
+  static const ::check::Registration KVXFER_CHECK_NAME(program_, __COUNTER__)(__FILE__, run)
 
 #define CHECK(...) ((__VA_ARGS__) ? void() : ::check::fail(__FILE__, __LINE__, "not so: " #__VA_ARGS__))
 #define CHECK_EQ(a, b) static_cast<void>(::check::check_equal(__FILE__, __LINE__, #a " == " #b, (a), (b)))
@@ -259,7 +303,5 @@ inline int run_all(int argc, char** argv) {
   (::check::check_ok(__FILE__, __LINE__, #__VA_ARGS__, (__VA_ARGS__)) ? void() \
                                                                       : throw ::check::RequirementFailed{})
 
-#ifndef KVXFER_CHECK_NO_MAIN
 // Weak, so that several test files may be linked into one binary.
 __attribute__((weak)) int main(int argc, char** argv) { return ::check::run_all(argc, argv); }
-#endif

@@ -57,13 +57,10 @@ inline const libfabric::Library& libfabric_library() {
   return *library.value();
 }
 
-// A test program's main: without the library it is skipped (77 is ctest's word for that).
-template <class Load>
-int run(int argc, char** argv, Load&& load) {
-  const auto library = load();
-  if (library.ok()) return check::run_all(argc, argv);
-  std::printf("skipped: %s\n", library.status().message().c_str());
-  return 77;
+// Why the library cannot be opened here; "" if it can (SKIP_FILE_FOR).
+template <class Library>
+std::string missing() {
+  return std::string(Library::load().status().message());
 }
 
 }  // namespace fabric_ends

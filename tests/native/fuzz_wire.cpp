@@ -2,8 +2,8 @@
 // Built with -fsanitize=fuzzer and -DKVXFER_LIBFUZZER it is a libFuzzer target. Built by any compiler without
 // these, it replays a corpus and then runs seeded mutations of it:
 //
-//   fuzz_wire tests/native/corpus/wire [--runs N] [--seed N]
-//   fuzz_wire --write-corpus DIR       # one small input for each frame and each state
+//   sessions --file fuzz_wire tests/native/corpus/wire [--runs N] [--seed N]
+//   sessions --file fuzz_wire --write-corpus DIR       # one small input for each frame and each state
 //
 // An input is one byte that chooses a Target, then bytes for it.
 #include <algorithm>
@@ -196,7 +196,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbyt
 #include <string>
 #include <string_view>
 
-#define KVXFER_CHECK_NO_MAIN
 #include "wire_samples.h"
 
 namespace {
@@ -285,14 +284,12 @@ void mutate(check::Random& random, Input& input, const std::vector<Input>& corpu
 }
 
 int usage(const char* program) {
-  std::printf("usage: %s CORPUS_DIR... [--runs N] [--seed N]\n", program);
-  std::printf("       %s --write-corpus DIR\n", program);
+  std::printf("usage: %s --file fuzz_wire CORPUS_DIR... [--runs N] [--seed N]\n", program);
+  std::printf("       %s --file fuzz_wire --write-corpus DIR\n", program);
   return 2;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int replay(int argc, char** argv) {
   std::vector<Input> corpus;
   std::uint64_t num_runs = 100'000, seed = check::seed_of_run();
   for (int i = 1; i < argc; ++i) {
@@ -334,5 +331,9 @@ int main(int argc, char** argv) {
               static_cast<unsigned long long>(num_runs), static_cast<unsigned long long>(seed));
   return 0;
 }
+
+FILE_IS_PROGRAM(&replay);
+
+}  // namespace
 
 #endif

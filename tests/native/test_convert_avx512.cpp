@@ -1,7 +1,6 @@
 // Compares the AVX-512 kernel with the portable one, bit for bit. Where the processor has no AVX-512, the
 // kernel's source is compiled against emulated intrinsics (emulated/core/copy/avx512.h). Where it has, both
 // builds are compared.
-#define KVXFER_CHECK_NO_MAIN
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -336,11 +335,10 @@ TEST(the_real_kernel_is_taken_where_the_processor_runs_it_and_refused_elsewhere)
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  constexpr int kSkipped = 77;  // what CMakeLists.txt takes for that
+SKIP_FILE_FOR([] {
   for (const Tested& it : tested()) std::printf("tested: %s\n", it.name);
-  if (!tested().empty()) return check::run_all(argc, argv);
-  std::printf(
-      "skipped: this processor has no AVX-512, and nothing emulates it (Debian's libsimde-dev, AVX2)\n");
-  return kSkipped;
-}
+  return std::string(
+      tested().empty()
+          ? "this processor has no AVX-512, and nothing emulates it (Debian's libsimde-dev, AVX2)"
+          : "");
+});

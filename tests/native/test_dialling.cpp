@@ -40,7 +40,7 @@ extern "C" int getaddrinfo(const char* host, const char* service, const addrinfo
   return 0;
 }
 
-namespace kvxfer {
+namespace kvxfer::dialling_test {
 namespace {
 
 using namespace agent_pair;
@@ -174,4 +174,4 @@ TEST(a_name_that_leads_beyond_loopback_needs_a_secret) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::dialling_test

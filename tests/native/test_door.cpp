@@ -15,6 +15,7 @@
 #include "door/agent.h"
 #include "door/ways.h"
 
+namespace door_test {
 namespace {
 
 using namespace kvxfer;
@@ -496,3 +497,4 @@ TEST(agents_introduce_themselves) {
 }
 
 }  // namespace
+}  // namespace door_test

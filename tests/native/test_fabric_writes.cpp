@@ -1,6 +1,5 @@
 // Pieces that a source writes over libfabric's tcp: works that one end ends before the other, a library that
 // refuses, memory that cannot be had, and peers that lie.
-#define KVXFER_CHECK_NO_MAIN  // without libfabric it is skipped
 #include <sys/socket.h>
 
 #include <cstring>
@@ -400,6 +399,4 @@ TEST(a_peer_that_asks_and_does_not_hear_loses_its_rail) {
 }  // namespace
 }  // namespace kvxfer
 
-int main(int argc, char** argv) {
-  return fabric_ends::run(argc, argv, [] { return kvxfer::libfabric::Library::load(); });
-}
+SKIP_FILE_FOR(fabric_ends::missing<kvxfer::libfabric::Library>);

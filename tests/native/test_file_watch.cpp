@@ -51,14 +51,14 @@ struct Watched {
   FileWatch watch;
 };
 
-struct Change {
+struct FileChange {
   const char* name;
   std::function<void(const fs::path& folder)> run;
   bool has_descriptor;
 };
 
 // Changes in a folder with "file" and "other", and "data" -> "first", which has a "file" as well.
-const Change kChanges[] = {
+const FileChange kFileChanges[] = {
     {"nothing", [](const fs::path&) {}, false},
     {"read", [](const fs::path& in) { std::ifstream(in / "file").get(); }, false},
     {"another file", [](const fs::path& in) { write(in / "other", "x"), fs::remove(in / "other"); }, false},
@@ -76,7 +76,7 @@ const Change kChanges[] = {
 };
 
 TEST(what_changes_a_file_is_told_and_nothing_else) {
-  for (const Change& change : kChanges) {
+  for (const FileChange& change : kFileChanges) {
     const Folder top;
     const fs::path in = top.path / "in";
     fs::create_directory(in);

@@ -20,7 +20,7 @@
 #include "core/system/epoll_reactor.h"
 #include "core/system/memfd.h"
 
-namespace kvxfer {
+namespace kvxfer::frame_ring_test {
 namespace {
 
 wire::Bytes frame_of(std::uint64_t sequence, std::size_t text_nbytes = 8) {
@@ -404,4 +404,4 @@ TEST(what_a_peer_does_not_read_is_bounded_by_its_budget) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::frame_ring_test

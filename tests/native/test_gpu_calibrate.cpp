@@ -18,6 +18,7 @@
 #include "gpu/calibrate.h"
 #include "gpu/copy_bench.h"
 
+namespace gpu_calibrate_test {
 namespace {
 
 using namespace kvxfer;
@@ -332,3 +333,4 @@ TEST(memory_that_is_not_to_be_had_is_said_and_what_was_taken_is_given_back) {
 }
 
 }  // namespace
+}  // namespace gpu_calibrate_test

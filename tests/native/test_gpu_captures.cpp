@@ -12,7 +12,7 @@
 #include "gpu/memory_pool.h"
 #include "gpu_ends.h"
 
-namespace kvxfer {
+namespace kvxfer::gpu_captures_test {
 namespace {
 
 using namespace gpu_ends;
@@ -93,4 +93,4 @@ TEST(a_pool_allocates_and_frees_beside_a_capture) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::gpu_captures_test

@@ -13,6 +13,7 @@
 #include "held_launches.h"
 #include "program_samples.h"
 
+namespace gpu_engines_test {
 namespace {
 
 using namespace gpu_memory;
@@ -376,3 +377,4 @@ TEST(copies_that_never_end_are_the_device_s_end_when_it_says_so) {
 }
 
 }  // namespace
+}  // namespace gpu_engines_test

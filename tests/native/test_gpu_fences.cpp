@@ -15,7 +15,7 @@
 #include "gpu_ends.h"
 #include "held_launches.h"
 
-namespace kvxfer {
+namespace kvxfer::gpu_fences_test {
 namespace {
 
 using namespace gpu_ends;
@@ -277,4 +277,4 @@ TEST(an_agent_is_closed_when_its_copies_have_ended) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::gpu_fences_test

@@ -16,7 +16,7 @@
 #include "gpu_memory.h"
 #include "ipc_ends.h"
 
-namespace kvxfer {
+namespace kvxfer::gpu_ipc_test {
 namespace {
 
 using emulated::device;
@@ -457,4 +457,4 @@ TEST(a_peer_that_lies_of_what_is_unmapped_loses_its_rail) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::gpu_ipc_test

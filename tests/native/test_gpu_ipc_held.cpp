@@ -11,7 +11,7 @@
 #include "held_launches.h"
 #include "ipc_ends.h"
 
-namespace kvxfer {
+namespace kvxfer::gpu_ipc_held_test {
 namespace {
 
 using emulated::launches;
@@ -168,4 +168,4 @@ TEST(peers_take_turns) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::gpu_ipc_held_test

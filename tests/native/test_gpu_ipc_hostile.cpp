@@ -12,7 +12,7 @@
 #include "gpu_memory.h"
 #include "ipc_ends.h"
 
-namespace kvxfer {
+namespace kvxfer::gpu_ipc_hostile_test {
 namespace {
 
 using cuda_ipc::Message;
@@ -129,4 +129,4 @@ TEST(a_peer_has_as_much_mapped_and_passes_as_many_descriptors_as_its_budget_has)
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::gpu_ipc_hostile_test

@@ -9,7 +9,7 @@
 #include "gpu/memory_pool.h"
 #include "ipc_ends.h"
 
-namespace kvxfer {
+namespace kvxfer::gpu_pool_test {
 namespace {
 
 using emulated::device;
@@ -171,4 +171,4 @@ TEST(memory_made_for_a_fabric_that_is_gone_goes_by_descriptor) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::gpu_pool_test

@@ -13,7 +13,7 @@
 #include "gpu_ends.h"
 #include "held_launches.h"
 
-namespace kvxfer {
+namespace kvxfer::gpu_runtime_test {
 namespace {
 
 using namespace agent_pair;
@@ -341,4 +341,4 @@ TEST(memory_is_registered_with_the_transports_of_its_kind_or_refused) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::gpu_runtime_test

@@ -9,7 +9,7 @@
 #include "transports/stream/staged_transport.h"
 #include "transports/stream/stream_transport.h"
 
-namespace kvxfer {
+namespace kvxfer::gpu_staged_test {
 namespace {
 
 using conformance::Subject;
@@ -372,4 +372,4 @@ TEST(a_device_that_fails_under_way_ends_works_of_its_pages_alone) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::gpu_staged_test

@@ -15,7 +15,7 @@
 #include "gpu_ends.h"
 #include "held_launches.h"
 
-namespace kvxfer {
+namespace kvxfer::gpu_staged_runtime_test {
 namespace {
 
 using namespace agent_pair;
@@ -387,4 +387,4 @@ TEST(of_pinned_memory_that_is_not_there_a_part_will_do_and_none_is_said_in_the_r
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::gpu_staged_runtime_test

@@ -13,6 +13,7 @@
 #include "gpu_memory.h"
 #include "program_samples.h"
 
+namespace gpu_stream_test {
 namespace {
 
 using namespace gpu_memory;
@@ -265,3 +266,4 @@ TEST(memory_goes_to_another_mapping_and_back) {
 }
 
 }  // namespace
+}  // namespace gpu_stream_test

@@ -17,7 +17,7 @@
 #include "gpu_ends.h"
 #include "held_launches.h"
 
-namespace kvxfer {
+namespace kvxfer::gpu_stream_waits_test {
 namespace {
 
 using namespace gpu_ends;
@@ -420,4 +420,4 @@ TEST(where_a_device_flushes_remote_writes_a_wait_asks_for_it) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::gpu_stream_waits_test

@@ -14,7 +14,7 @@
 #include "near_machine.h"
 #include "transports/verbs/registration.h"
 
-namespace kvxfer {
+namespace kvxfer::gpu_verbs_test {
 namespace {
 
 using namespace agent_pair;
@@ -219,4 +219,4 @@ TEST(a_span_over_several_allocations_has_a_registration_in_each) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::gpu_verbs_test

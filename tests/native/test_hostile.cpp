@@ -64,14 +64,6 @@ TEST(the_meter_counts_what_a_caller_does_with_the_gate_and_not_how_long_it_waits
   }
 }
 
-// Processor time, so other processes of the machine do not count. Sanitizers make each step ten times as
-// slow.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr Time kMostHold = 100'000'000;
-#else
-constexpr Time kMostHold = 10'000'000;
-#endif
-
 // `num` loops over single bytes of a block: few bytes describe much work.
 CopyProgram bytes_of_blocks(std::uint32_t num) {
   CopyProgram program = pages_of(1);

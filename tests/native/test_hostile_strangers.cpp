@@ -1,13 +1,26 @@
 // Strangers, and peers that hold scarce resources: connections, descriptors, and the time of connecting
 // agents.
+#include <dlfcn.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <string>
 #include <vector>
 
 #include "hostile_peer.h"
+
+// How often this program's agents have asked the kernel what is ready.
+static std::atomic<std::uint64_t> num_rounds{0};
+
+// Replaces the C library's function in this program.
+extern "C" int epoll_wait(int epoll, epoll_event* events, int most, int timeout_ms) {
+  static const auto wait = reinterpret_cast<decltype(&::epoll_wait)>(::dlsym(RTLD_NEXT, "epoll_wait"));
+  ++num_rounds;
+  return wait(epoll, events, most, timeout_ms);
+}
 
 namespace hostile {
 namespace {
@@ -20,6 +33,7 @@ TEST(strangers_share_a_budget_and_the_oldest_gives_way) {
   Runtime& victim = *scene.victim.runtime;
   const std::uint64_t most = limit(victim.strangers());
   REQUIRE(most >= 64);
+  victim.forget_holds();  // those of its own start
   // Half of them say nothing, half say HELLO and no PROOF.
   std::vector<Wire> silent;
   std::vector<std::unique_ptr<Peer>> unproved;
@@ -44,7 +58,9 @@ TEST(strangers_share_a_budget_and_the_oldest_gives_way) {
   silent.clear();
   unproved.clear();
   CHECK(await([&] { return used(victim.strangers()) == 0; }));
-  CHECK(victim.longest_hold_ns() < 20'000'000);
+  if (victim.longest_hold_ns() >= kMostHold)
+    std::printf("  the gate was held for %.1f ms\n", static_cast<double>(victim.longest_hold_ns()) / 1e6);
+  CHECK(victim.longest_hold_ns() < kMostHold);
 }
 
 TEST(what_strangers_say_by_halves_is_charged_to_them_until_they_go) {
@@ -132,12 +148,6 @@ struct Shortage {
   std::vector<UniqueFd> taken;
 };
 
-std::int64_t processor_time_ns() {
-  timespec time;
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-}
-
 TEST(without_descriptors_the_listener_rests_and_sessions_go_on) {
   Scene scene;
   Runtime& victim = *scene.victim.runtime;
@@ -156,14 +166,20 @@ TEST(without_descriptors_the_listener_rests_and_sessions_go_on) {
       num_words += line.find("no connection can be accepted") != std::string::npos ? 1 : 0;
     return num_words != 0;
   }));
-  const std::int64_t before = processor_time_ns();
   for (int i = 0; i < 20; ++i) CHECK(scene.friend_is_served());
+  // Now no agent has anything to do but to listen again, after 10 ms of rest and ever later. A listener that spins asks
+  // thousands of times. Rounds are counted because processor time also measures how slow the machine is.
+  const Time began = Runtime::now();
+  const std::uint64_t before = num_rounds;
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const std::uint64_t rounds = num_rounds - before;
+  const Time rests = (Runtime::now() - began) / 10'000'000 + 1;
+  std::printf("  %llu rounds in the time of %lld rests\n", static_cast<unsigned long long>(rounds),
+              static_cast<long long>(rests));
   for (const std::string& line : log_of(victim))
     num_words += line.find("no connection can be accepted") != std::string::npos ? 1 : 0;
   CHECK_EQ(num_words, 1u);
-  // A listener that spins would use all of the 300 ms.
-  CHECK(processor_time_ns() - before < 150'000'000);
+  CHECK(rounds < 10 * static_cast<std::uint64_t>(rests));
   callers.clear();
   shortage.reset();
   Peer late(victim.address());

@@ -15,7 +15,7 @@
 
 #include "check.h"
 
-namespace kvxfer {
+namespace kvxfer::record_ring_test {
 namespace {
 
 void push(RecordRing& ring, std::uint64_t number) {
@@ -174,4 +174,4 @@ TEST(threads_take_while_another_pushes) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::record_ring_test

@@ -1,4 +1,5 @@
-// The registry as linked: the tests run with every transport, and once more without each (CMakeLists.txt).
+// The registry: the tests run with every transport of this build and the toy, and once more without each transport
+// of the build (registry/).
 #include "agent_pair.h"
 #include "core/transport_registry.h"
 #include "library_leaks.h"

@@ -10,7 +10,7 @@
 #include "agent_pair.h"
 #include "check.h"
 
-namespace kvxfer {
+namespace kvxfer::runtime_triggers_test {
 namespace {
 
 using namespace agent_pair;
@@ -363,4 +363,4 @@ TEST(an_agent_without_a_gpu_says_so_of_streams) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::runtime_triggers_test

@@ -15,7 +15,7 @@
 #include "transports/verbs/faults.h"
 #include "verbs_ends.h"
 
-namespace kvxfer {
+namespace kvxfer::verbs_test {
 namespace {
 
 using block_programs::says;
@@ -772,4 +772,4 @@ TEST(a_gid_that_is_named_is_used_and_one_that_is_not_there_refused) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::verbs_test

@@ -13,7 +13,7 @@
 
 #include "verbs_ends.h"
 
-namespace kvxfer {
+namespace kvxfer::verbs_connecting_test {
 namespace {
 
 using block_programs::says;
@@ -287,4 +287,4 @@ TEST(a_peers_words_are_bounded_and_shown_without_what_breaks_a_line) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::verbs_connecting_test

@@ -12,7 +12,7 @@
 #include "check.h"
 #include "counting_device.h"
 
-namespace kvxfer {
+namespace kvxfer::verbs_gate_test {
 namespace {
 
 using namespace agent_pair;
@@ -97,4 +97,4 @@ TEST(posting_many_pages_keeps_the_gate_for_a_fraction_of_a_millisecond) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::verbs_gate_test

@@ -5,7 +5,7 @@
 #include "sysfs_tree.h"
 #include "transports/verbs/gids.h"
 
-namespace kvxfer::verbs {
+namespace kvxfer::verbs::verbs_gids_test {
 namespace {
 
 constexpr std::string_view kZero = "0000:0000:0000:0000:0000:0000:0000:0000";
@@ -264,4 +264,4 @@ TEST(gids_are_read_and_written_as_addresses_are) {
 }
 
 }  // namespace
-}  // namespace kvxfer::verbs
+}  // namespace kvxfer::verbs::verbs_gids_test

@@ -12,7 +12,7 @@
 #include "check.h"
 #include "verbs_ends.h"
 
-namespace verbs_ends {
+namespace verbs_ends::verbs_memory_test {
 namespace {
 
 std::uint64_t countdown = 0;  // the allocation that fails; 0: none
@@ -162,4 +162,4 @@ TEST(queue_pairs_for_whose_connection_there_is_no_memory_cost_that_peer_alone) {
 }
 
 }  // namespace
-}  // namespace verbs_ends
+}  // namespace verbs_ends::verbs_memory_test

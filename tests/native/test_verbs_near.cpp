@@ -9,7 +9,7 @@
 #include "counting_device.h"
 #include "near_machine.h"
 
-namespace kvxfer {
+namespace kvxfer::verbs_near_test {
 namespace {
 
 using namespace agent_pair;
@@ -115,4 +115,4 @@ TEST(each_region_of_an_agent_has_rails_of_its_own) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::verbs_near_test

@@ -15,7 +15,7 @@
 #include "core/system/pool_memory.h"
 #include "counting_device.h"
 
-namespace kvxfer {
+namespace kvxfer::verbs_runtime_test {
 namespace {
 
 using namespace agent_pair;
@@ -447,4 +447,4 @@ TEST(without_a_device_an_agent_says_why_it_has_no_such_rail) {
 }
 
 }  // namespace
-}  // namespace kvxfer
+}  // namespace kvxfer::verbs_runtime_test

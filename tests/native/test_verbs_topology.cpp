@@ -301,7 +301,7 @@ TEST(each_gpu_is_described_with_its_ports_and_what_is_left_out_with_its_reason) 
   CHECK(dgx[0].starts_with("GPU 0000:1b:00.0: mlx5_0 port 1 (PXB, several PCIe switches"));
   CHECK(has(dgx[0], "; if these are lost: mlx5_1 port 1, "));
   CHECK(dgx[10].starts_with("mlx5_2 port 1 is not used: "));
-  CHECK(describe({}).empty());
+  CHECK(describe(Topology{}).empty());
 }
 
 TEST(ports_are_read_with_state_rate_and_net_device) {

@@ -1,28 +1,15 @@
 // The codec of control frames: exact, bounded, and reversible.
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "check.h"
 #include "core/bytes.h"
 #include "core/control/sha256.h"
+#include "memory_failure.h"
 #include "wire_samples.h"
 
-// Counts all allocations of this binary, to bound what a frame can make its receiver allocate. Not inlined:
-// GCC 12 would see malloc's memory deleted, and warn.
-static std::size_t allocated_nbytes = 0;
-[[gnu::noinline]] void* operator new(std::size_t nbytes) {
-  allocated_nbytes += nbytes;
-  if (void* memory = std::malloc(nbytes != 0 ? nbytes : 1)) return memory;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-
+namespace wire_samples {
 namespace {
-
-using namespace wire_samples;
 
 // What a decoder may allocate for a body of this size. 8: an empty name takes 4 bytes in the frame, and here
 // a std::string of 32 bytes. 4096: the words of an error.
@@ -32,9 +19,11 @@ Result<Message> decode_body(FrameType type, ByteSpan body) {
   Header header;
   header.type = type;
   header.body_nbytes = static_cast<std::uint32_t>(body.size());
-  const std::size_t before = allocated_nbytes;
+  static std::size_t used;
+  used = 0;
+  memory_failure::fails = [](std::size_t nbytes) noexcept { return used += nbytes, false; };
   Result<Message> result = decode(header, body);
-  const std::size_t used = allocated_nbytes - before;
+  memory_failure::fails = nullptr;
   if (used > allowance(body.size()))
     FAIL(std::string(name_of(type)) + " of " + std::to_string(body.size()) + " bytes allocated " +
          std::to_string(used));
@@ -436,3 +425,4 @@ TEST(the_layout_is_that_of_version_5) {
 }
 
 }  // namespace
+}  // namespace wire_samples
