@@ -14,7 +14,7 @@ class LeaseRequest(RequestModel):
     region: Name
     blocks: Blocks | None = Field(default=None, description="null: the whole region")
     mode: Literal["read", "write"] = "read"
-    holder: Name | Annotated[int, Field(ge=0, lt=2**63), WHOLE] | None = Field(
+    holder: Name | Annotated[int, Field(ge=0, lt=2**32), WHOLE] | None = Field(
         default=None,
         description="To read: an agent's name, where engine-0/* means all names that begin with engine-0/; "
         "null: any agent with the token. To write: the number of the agent's session with the writer",
