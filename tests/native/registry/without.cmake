@@ -8,7 +8,9 @@ cmake_minimum_required(VERSION 3.22)
 # The names that the objects define (T: text, D, B and R: data; a template's or an inline function's, W, is in each
 # object that uses it), or with UNDEFINED, those that they need.
 function(symbols_of result which)
-  execute_process(COMMAND ${NM} ${which} ${ARGN} OUTPUT_VARIABLE listing COMMAND_ERROR_IS_FATAL ANY)
+  set(objects ${ARGN})
+  list(FILTER objects INCLUDE REGEX "[.]o$")  # a precompiled header is among them, too
+  execute_process(COMMAND ${NM} ${which} ${objects} OUTPUT_VARIABLE listing COMMAND_ERROR_IS_FATAL ANY)
   set(kinds TDBR)
   if(which STREQUAL "--undefined-only")
     set(kinds U)
