@@ -82,6 +82,7 @@ CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
 export CMAKE_CXX_COMPILER_LAUNCHER
 export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
+# Its condition for precompiled headers.
 export CCACHE_SLOPPINESS ?= pch_defines,time_macros
 # Environments beside the first: their table is .ci/environments.toml.
 ENVIRONMENT := PYTHON=$(PYTHON) VENV=$(VENV) .ci/environment

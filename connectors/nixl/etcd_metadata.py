@@ -144,28 +144,27 @@ class EtcdMetadata(MetadataStore):
     async def _contacts(self, agent: str, followed: _Followed, on_news: Callable[[], None]) -> None:
         """Follows an agent from a snapshot on, for ever; takes a new snapshot after every loss of etcd.
 
-        What is gone from a snapshot was withdrawn or has expired. Etcd's history tells which, as far as it
-        reaches back.
+        What is gone from a snapshot was withdrawn or has expired: the events since what was seen last tell
+        which, as far as etcd's history reaches back.
         """
         first, end = self._keys(agent)
         while True:
             try:
                 pairs, revision = await self._thread.answer(self._gateway.range(first, end))
                 there = {_label(pair, first): pair for pair in pairs}
-                # An etcd that lost its data counts from the start.
-                since = followed.seen if followed.seen <= revision and followed.found.keys() - there else 0
-                followed.seen = since or revision
+                if not 0 < followed.seen <= revision:  # an etcd that lost its data counts from the start
+                    followed.seen = revision
                 for label in followed.labels:
                     pair = there.get(label)
-                    if not since or (pair is not None and pair.revision <= since):
+                    if pair is None or pair.revision <= followed.seen:  # later ones come as events
                         self._apply(agent, followed, label, pair)
                 on_news()
                 async with aclosing(self._gateway.watch(first, end, followed.seen + 1)) as news:
                     async for events in news:
                         for pair, is_there in events:
+                            followed.seen = pair.revision  # first: what cannot be applied comes once
                             if (label := _label(pair, first)) in followed.labels:
                                 self._apply(agent, followed, label, pair if is_there else None)
-                        followed.seen = events[-1][0].revision
                         on_news()
                 followed.seen = 0  # etcd has forgotten what came next
             except PeerError as error:

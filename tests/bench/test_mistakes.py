@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("typer")
+pytest.importorskip("typer", reason="kvxfer[cli] is not installed")
 
 from kvxfer import cli
 

@@ -129,6 +129,7 @@ def test_a_tag_that_is_expected_with_other_blocks_is_refused_at_once(ends: Ends)
         ("priority", 256, "priority must be 0 to 255, not 256"),
         ("notify", "text", "a notification must be bytes, not str"),
         ("src_blocks", None, "these are not block ids"),
+        ("dst_blocks", None, "these are not block ids"),
         ("notify", bytes(4097), "a notification has at most 4096 bytes, not 4097"),
         ("src_blocks", [-1], "block id -1 is not in 0 to"),
         ("src_blocks", [[1]], "a block table must have one dimension"),
