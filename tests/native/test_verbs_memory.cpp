@@ -78,8 +78,8 @@ TEST(whichever_allocation_fails_what_was_accepted_ends_once) {
     countdown = n;
     const std::size_t num_pairs = rails.fabric.num_pairs();
     auto [left, right] = kvxfer::testing::socket_pair();
-    const bool connects =
-        ask([&] { REQUIRE_OK(rails.dst.transport->connect(std::move(left), {true, 1, "src"})); });
+    const bool connects = ask(
+        [&, &left = left] { REQUIRE_OK(rails.dst.transport->connect(std::move(left), {true, 1, "src"})); });
     if (!connects) CHECK_EQ(rails.fabric.num_pairs(), num_pairs);
     const bool attaches =
         ask([&] { REQUIRE_OK(rails.dst.transport->attach(rails.peer, rails.from.remote())); });

@@ -234,10 +234,9 @@ TEST(the_way_that_is_sooner_is_taken_and_the_other_tried_now_and_then) {
   for (const double write_cost : {0.5, 0.98, 2.0}) {
     verbs::WayChoice way;
     Clock::time_point now{};
-    std::uint64_t num_writes = 0, last_writes = 0;
+    std::uint64_t last_writes = 0;
     for (int i = 0; i < 6400; ++i) {
       const bool by_write = way.by_write();
-      num_writes += by_write ? 1 : 0;
       if (i >= 3200) last_writes += by_write ? 1 : 0;
       now += std::chrono::nanoseconds(static_cast<std::int64_t>(4096 * (by_write ? write_cost : 1.0)));
       way.landed(by_write, 4096, 3, now);
