@@ -17,8 +17,6 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    from kvxfer.cli import help_text
-    from kvxfer.cli.app import app, run
+    from kvxfer.cli.app import run
 
-    help_text.complete(app)
     return run(arguments)

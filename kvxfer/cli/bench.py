@@ -11,7 +11,7 @@ import importlib
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -19,42 +19,21 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from kvxfer.bench.compare.measure import CompareOptions
-from kvxfer.bench.daemon.measure import DaemonOptions
-from kvxfer.bench.engines.options import ClusterOptions, DemoOptions, RouterOptions
 from kvxfer.bench.errors import BenchError
-from kvxfer.bench.gpu.check import GpuOptions
-from kvxfer.bench.handover.measure import HandoverOptions
-from kvxfer.bench.latency.delays import CommandsOptions, TriggerOptions
-from kvxfer.bench.latency.measure import LatencyOptions
-from kvxfer.bench.pages.measure import PagesOptions
-from kvxfer.bench.parking.measure import ParkingOptions
-from kvxfer.bench.plan.instructions import InstructionsOptions
-from kvxfer.bench.plan.measure import PlanOptions
-from kvxfer.bench.report import document, noise, page, results
-from kvxfer.bench.report import measure as report_of
+from kvxfer.bench.report import document, noise
 from kvxfer.bench.report.document import Words
 from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.course import Progress, Say
 from kvxfer.bench.run.options import Option, declared, flag
-from kvxfer.bench.scale.measure import ScaleOptions
-from kvxfer.bench.serving.options import AbandonedOptions, ServingOptions
-from kvxfer.bench.setup.measure import SetupOptions
 from kvxfer.cli.help_text import is_unit, value_name
 
 _CHECK_FAILED = 1
 _BASELINE_FAILED = 2
 
+_REPORT = "report"
+
 # Up to this length, choices stand beside an option as its value.
 _SHORT_CHOICES = 24
-
-app = typer.Typer(
-    help="Measures page moves against this machine's limits.",
-    epilog="Exit status: 0: measured, and every byte was right. 1: a check failed. 2: it could not run as "
-    "asked, or other software of a comparison failed. 130: interrupted. `gpu` ends with 3 if there is "
-    "no GPU.",
-    no_args_is_help=True,
-)
 
 
 class Format(enum.StrEnum):
@@ -79,14 +58,14 @@ _OUT = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """``run`` and ``parts`` are ``module:function``, of modules that are loaded when it runs.
+    """All but the name are ``module:name``, of modules of `kvxfer.bench` that are loaded when needed.
 
     ``run`` takes the options and a callback for progress, and returns the result. Without ``parts`` it takes
     the options and returns an exit status.
     """
 
     name: str
-    options: type[Any]
+    options: str
     run: str
     parts: str = ""
     #: Shown instead of ``parts`` where ``--details`` is not asked for.
@@ -96,59 +75,83 @@ class _Command:
 
 
 _COMMANDS = (
-    _Command("pages", PagesOptions, "pages.measure:run", "pages.measure:parts"),
+    _Command("pages", "pages.measure:PagesOptions", "pages.measure:run", "pages.measure:parts"),
     _Command(
         "handover",
-        HandoverOptions,
+        "handover.measure:HandoverOptions",
         "handover.measure:run",
         "handover.shown:parts",
         "handover.shown:sentences",
     ),
-    _Command("latency", LatencyOptions, "latency.measure:run", "latency.measure:parts"),
-    _Command("compare", CompareOptions, "compare.measure:run", "compare.measure:parts"),
+    _Command("latency", "latency.measure:LatencyOptions", "latency.measure:run", "latency.measure:parts"),
+    _Command("compare", "compare.measure:CompareOptions", "compare.measure:run", "compare.measure:parts"),
     _Command(
         "serving",
-        ServingOptions,
+        "serving.options:ServingOptions",
         "serving.measure:run",
         "serving.shown:parts",
         prepare="serving.systems:enter_environment",
     ),
     _Command(
         "abandoned",
-        AbandonedOptions,
+        "serving.options:AbandonedOptions",
         "serving.abandoned:run",
         "serving.abandoned:parts",
         prepare="serving.systems:enter_environment",
     ),
-    _Command("parking", ParkingOptions, "parking.measure:run", "parking.measure:parts"),
-    _Command("daemon", DaemonOptions, "daemon.measure:run", "daemon.measure:parts"),
-    _Command("plan", PlanOptions, "plan.measure:run", "plan.measure:parts"),
-    _Command("setup", SetupOptions, "setup.measure:run", "setup.measure:parts"),
-    _Command("scale", ScaleOptions, "scale.measure:run", "scale.measure:parts"),
-    _Command("trigger", TriggerOptions, "latency.delays:run_trigger", "latency.delays:parts"),
-    _Command("commands", CommandsOptions, "latency.delays:run_commands", "latency.delays:parts"),
-    _Command("instructions", InstructionsOptions, "plan.instructions:run", "plan.instructions:parts"),
-    _Command("gpu", GpuOptions, "gpu.check:run"),
-    _Command("router", RouterOptions, "engines.router:run"),
-    _Command("demo", DemoOptions, "engines.demo:run"),
-    _Command("cluster", ClusterOptions, "cluster.picture:run"),
+    _Command("parking", "parking.measure:ParkingOptions", "parking.measure:run", "parking.measure:parts"),
+    _Command("daemon", "daemon.measure:DaemonOptions", "daemon.measure:run", "daemon.measure:parts"),
+    _Command("plan", "plan.measure:PlanOptions", "plan.measure:run", "plan.measure:parts"),
+    _Command("setup", "setup.measure:SetupOptions", "setup.measure:run", "setup.measure:parts"),
+    _Command("scale", "scale.measure:ScaleOptions", "scale.measure:run", "scale.measure:parts"),
+    _Command(
+        "trigger", "latency.delays:TriggerOptions", "latency.delays:run_trigger", "latency.delays:parts"
+    ),
+    _Command(
+        "commands", "latency.delays:CommandsOptions", "latency.delays:run_commands", "latency.delays:parts"
+    ),
+    _Command(
+        "instructions",
+        "plan.instructions:InstructionsOptions",
+        "plan.instructions:run",
+        "plan.instructions:parts",
+    ),
+    _Command("gpu", "gpu.check:GpuOptions", "gpu.check:run"),
+    _Command("router", "engines.options:RouterOptions", "engines.router:run"),
+    _Command("demo", "engines.options:DemoOptions", "engines.demo:run"),
+    _Command("cluster", "engines.options:ClusterOptions", "cluster.picture:run"),
 )
 
 
-def _load(name: str) -> Callable[..., Any]:
+def _load(name: str) -> Any:
     module, _, function = name.partition(":")
-    loaded: Callable[..., Any] = getattr(importlib.import_module(f"kvxfer.bench.{module}"), function)
-    return loaded
+    return getattr(importlib.import_module(f"kvxfer.bench.{module}"), function)
+
+
+def build(words: Sequence[str] = ()) -> typer.Typer:
+    """Returns all benchmarks, or the one that the words of a command line begin with."""
+    app = typer.Typer(
+        help="Measures page moves against this machine's limits.",
+        epilog="Exit status: 0: measured, and every byte was right. 1: a check failed. 2: it could not run "
+        "as asked, or other software of a comparison failed. 130: interrupted. `gpu` ends with 3 if there "
+        "is no GPU.",
+        no_args_is_help=True,
+    )
+    if words[:1] != [_REPORT]:
+        for command in [each for each in _COMMANDS if each.name in words[:1]] or _COMMANDS:
+            _add(app, command)
+    app.command(_REPORT)(report_runs)
+    return app
 
 
 def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
-def _parameters(command: _Command) -> Iterator[inspect.Parameter]:
-    """Yields the parameters from which typer makes options."""
-    known = declared(command.options)
-    for field in fields(command.options):
+def _parameters(command: _Command, taken: type[Any]) -> Iterator[inspect.Parameter]:
+    """Yields the parameters from which typer makes the options that are taken."""
+    known = declared(taken)
+    for field in fields(taken):
         kind, option = known[field.name]
         default = ... if field.default is MISSING else field.default
         if isinstance(default, tuple):
@@ -206,32 +209,36 @@ def _items(name: str, kind: type[Any], told: list[str]) -> tuple[Any, ...]:
         raise BenchError(f"{flag(name)} takes numbers separated by commas, not {','.join(texts)}") from None
 
 
-def _add(command: _Command) -> None:
+def _add(app: typer.Typer, command: _Command) -> None:
+    taken: type[Any] = _load(command.options)
+    known = declared(taken)
+
     def body(**told: Any) -> None:
         common = {name: told.pop(name, None) for name in ("format", "out")}
         details = told.pop("details", True)
-        if not command.parts and "out" in declared(command.options):
+        if not command.parts and "out" in known:
             told["out"] = common["out"]
-        known = declared(command.options)
         lists = {
             name: _items(name, get_args(known[name][0])[0], value)
             for name, value in told.items()
             if isinstance(value, list)
         }
-        options = command.options(**{**told, **lists})
+        options = taken(**{**told, **lists})
         if command.parts:
             _measure(command, options, details=details, **common)
         elif status := _load(command.run)(options):
             raise typer.Exit(status)
 
-    body.__signature__ = inspect.Signature(list(_parameters(command)))  # type: ignore[attr-defined]
-    body.__doc__ = command.options.__doc__
+    body.__signature__ = inspect.Signature(list(_parameters(command, taken)))  # type: ignore[attr-defined]
+    body.__doc__ = taken.__doc__
     app.command(command.name)(body)
 
 
 def _measure(command: _Command, options: Any, *, details: bool, format: Format, out: Path | None) -> None:
     """Runs one benchmark, shows its progress, measures the noise, and keeps and shows the result."""
     if out is not None:
+        from kvxfer.bench.report import results
+
         results.check_directory(out)
     if command.prepare:
         _load(command.prepare)(options)
@@ -290,11 +297,6 @@ def _watching(title: str) -> Iterator[Say]:
         yield lambda at: bar.update(task, completed=at.done, total=at.total, description=at.words)
 
 
-for _each in _COMMANDS:
-    _add(_each)
-
-
-@app.command("report")
 def report_runs(
     first: Annotated[Path, typer.Argument(metavar="DIR", help="Where --out kept results.")],
     second: Annotated[
@@ -310,6 +312,9 @@ def report_runs(
 
     kvxfer bench report before after --html report.html
     """
+    from kvxfer.bench.report import measure as report_of
+    from kvxfer.bench.report import page, results
+
     folders = [first] if second is None else [first, second]
     names, found = [str(folder) for folder in folders], list(map(results.read, folders))
     if html is None:

@@ -425,9 +425,9 @@ def test_pages_are_parked_fetched_pinned_and_dropped(tmp_path: Path) -> None:
 def test_each_verb_shows_an_example(noun: str) -> None:
     import typer.main
 
-    from kvxfer.cli.app import app
+    from kvxfer.cli.app import build
 
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(build())
     for name, verb in group.commands[noun].commands.items():
         assert f"kvxfer {noun} {name} " in verb.epilog, name
         assert "--json" in {option for parameter in verb.params for option in parameter.opts}, name

@@ -272,9 +272,9 @@ def test_a_daemon_starts_with_every_option(
 def test_every_option_of_each_command_is_run_by_a_test() -> None:
     """Those of `kvxfer serve` by one start together."""
     main = pytest.importorskip("typer.main", reason="kvxfer[cli] is not installed")
-    from kvxfer.cli.app import app
+    from kvxfer.cli.app import build
 
-    group = main.get_command(app)
+    group = main.get_command(build())
     texts = [path.read_text() for path in (Path(__file__).parents[1]).rglob("test_*.py")]
     whole = "\n".join(texts)
     # A machine with a GPU is needed for the one.

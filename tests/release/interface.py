@@ -228,7 +228,7 @@ def _default(value: Any, empty: Any) -> str:
 
 
 def _commands() -> Iterator[tuple[str, dict[str, str]]]:
-    app = importlib.import_module("kvxfer.cli.app").app
+    app = importlib.import_module("kvxfer.cli.app").build()
     yield from _command("kvxfer", importlib.import_module("typer.main").get_command(app))
 
 

@@ -85,7 +85,9 @@ def defined() -> set[str]:
 
 @functools.cache
 def kvxfer_command() -> Any:
-    return importlib.import_module("typer.main").get_command(importlib.import_module("kvxfer.cli.app").app)
+    return importlib.import_module("typer.main").get_command(
+        importlib.import_module("kvxfer.cli.app").build()
+    )
 
 
 def test_the_documents_are_found() -> None:

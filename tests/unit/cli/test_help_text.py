@@ -26,9 +26,8 @@ PROGRAM = [sys.executable, "-P", "-m", "kvxfer"]
 
 def commands() -> dict[str, Any]:
     """Returns every command by the words that call it."""
-    app = importlib.import_module("kvxfer.cli.app").app
-    help_text.complete(app)
-    root = importlib.import_module("typer.main").get_command(app)
+    build = importlib.import_module("kvxfer.cli.app").build
+    root = importlib.import_module("typer.main").get_command(build())
 
     def walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, command
