@@ -154,3 +154,10 @@ def test_a_terminal_gets_colours(arguments: list[str]) -> None:
     finally:
         os.close(ours)
     assert b"\x1b[" in shown
+
+
+@pytest.mark.parametrize("words", [["top"], ["serve"], ["bench", "router"]], ids=" ".join)
+def test_a_command_starts_without_what_others_load(words: list[str]) -> None:
+    program = f"import sys; from kvxfer.cli.app import build; build({words}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"numpy", "kvxfer._native", "fastapi", "kvxfer.cli.doctor"} & set(done.stdout.split())
