@@ -44,8 +44,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= $(shell nproc)
-# Python tests at a time: a third of what they take is waiting, for processes that start and peers that fall silent.
-WORKERS ?= $(shell expr $(JOBS) + 1)
+# Python tests at a time: half of what they take is waiting, for processes that start and peers that fall silent.
+WORKERS ?= $(shell expr $(JOBS) \* 2)
 FUZZ_RUNS ?= 1000000
 FUZZ_SEED ?= $(KVXFER_SEED)
 ARGS ?=
@@ -164,7 +164,7 @@ lint: $(VENV)/dev.stamp $(VENV)/module.stamp
 	$(VENV)/bin/basedpyright --pythonpath $(PY) --project tests/typing
 
 unit: $(VENV)/dev.stamp $(VENV)/module.stamp
-	$(PY) -m pytest -m "not slow and not gpu and not rdma and not browser" -n $(WORKERS) $(ARGS)
+	$(PY) -m pytest -m "not slow and not gpu and not rdma and not browser" -n $(WORKERS) --dist worksteal $(ARGS)
 
 # The Python tests over modules that are built under ASan and UBSan, in an environment that has no more of its own.
 # The interpreter is not built so: the run-time libraries come before it.

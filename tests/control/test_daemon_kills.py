@@ -371,7 +371,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Any:
 
 
 ROUNDS = [
-    pytest.param(8, marks=pytest.mark.timeout(900)),  # under load a round takes ten seconds, otherwise two
+    pytest.param(5, marks=pytest.mark.timeout(900)),  # under load a round takes ten seconds, otherwise two
     pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
 ]
 
