@@ -75,7 +75,9 @@ MAKEFLAGS += --no-builtin-rules
 PY := $(VENV)/bin/python
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Most modules are never imported; the others are compiled then.
+# Most modules are never imported; the others are compiled then, and kept, whatever a container's image says: each
+# start of a command would else take three times as long.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(PY) -m pip install --quiet --no-compile
 # What was compiled before, in whichever folder, is not compiled again where ccache is installed.
 CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
