@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterable
 from typing import Final
 
-from kvxfer.errors import PeerError, UsageError
+from kvxfer.errors import PeerError, TransferError
 
 # Everyone who may send a request can name hosts in it. By default only these networks are dialled.
 OWN_HOSTS: Final = (
@@ -83,7 +83,9 @@ class AllowedHosts:
         Raises
         ------
         UsageError
-            ``not-permitted``; ``invalid-argument``: `address` is none.
+            ``invalid-argument``: `address` is none.
+        TransferError
+            ``not-permitted``.
         PeerError
             ``unreachable``: the name stands for no address.
         """
@@ -105,7 +107,7 @@ class AllowedHosts:
             if self.allow(host):
                 return str(place._replace(host=host))
         shown = f" ({', '.join(dict.fromkeys(found))})" if found else ""
-        raise UsageError(
+        raise TransferError(
             f"host {place.host}{shown} is not one that may be dialled for a request ({self}): see --allow of "
             "the daemon",
             code="not-permitted",

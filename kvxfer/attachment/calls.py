@@ -15,7 +15,7 @@ from kvxfer.address import Address
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.arguments import check_kind, count, flag, seconds
 from kvxfer.attachment.agent_state import AgentState, lease_id
-from kvxfer.errors import ExhaustedError, PeerError, UsageError, invalid, listed, translate
+from kvxfer.errors import ExhaustedError, PeerError, TransferError, UsageError, invalid, listed, translate
 from kvxfer.lease_token import LeaseToken
 from kvxfer.log import logger
 from kvxfer.peer import session_with
@@ -61,6 +61,8 @@ class Verbs(Protocol):
     def write(self) -> Callable[..., Transfer]: ...
     @property
     def limit(self) -> Callable[..., None]: ...
+    @property
+    def unlimit(self) -> Callable[..., None]: ...
     @property
     def switch_rails(self) -> Callable[..., None]: ...
     @property
@@ -122,7 +124,7 @@ class Calls:
         if verb not in self._verbs:
             raise UsageError(f"agents of this version know no verb {verb!r}", code="unsupported")
         if family not in self._may:
-            raise UsageError(
+            raise TransferError(
                 f"agent {self._agent.name!r} does not let the daemon {family}: its owner names that in "
                 f"AgentOptions(daemon_may={(*self._may, family)!r})",
                 code="not-permitted",
@@ -157,7 +159,10 @@ class Calls:
         for transport, on in sorted(switches, key=lambda each: not each[1]):
             self._agent.switch_rails(transport, on=on)
         for name, terms in limits:
-            self._agent.limit(name, **terms)
+            if terms:
+                self._agent.limit(name, **terms)
+            else:
+                self._agent.unlimit(name)
         if level is not None:
             logger().setLevel(level.upper())
         return {}
@@ -372,11 +377,16 @@ def _entries(args: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
 
 
 def _limit(name: str, terms: Any) -> dict[str, Any]:
-    """Returns the arguments for `Agent.limit`; null removes a peer's limits."""
+    """Returns the arguments for `Agent.limit`; none remove a peer's limits, as null does."""
     check_kind(terms, f"peers[{name!r}]", dict | None, "an object, or null")
     terms = terms or {}
     _only(terms, frozenset(), {"max_bytes_per_s", "least_priority"})
-    return {key: value for key, value in terms.items() if value is not None}
+    # An object without a priority has the one that limits nothing.
+    return {
+        key: value
+        for key, value in terms.items()
+        if value is not None and (key, value) != ("least_priority", 0)
+    }
 
 
 def _ids(args: Mapping[str, Any], name: str) -> list[int]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import TransferError
 
 if TYPE_CHECKING:
     from kvxfer.cli.region_place import PlacedRegion
@@ -70,7 +70,7 @@ def _session(into: PlacedRegion, client: Client, writer: schema.Agent) -> int:
     until_s = time.monotonic() + _TOLD_S
     while found is None:
         if time.monotonic() > until_s:
-            raise UsageError(
+            raise TransferError(
                 f"{into.agent.name} did not report a session with {writer.name} in time", code="deadline"
             )
         time.sleep(_LOOK_S)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvxfer.errors import KvxferError, UsageError, invalid
+from kvxfer.errors import AgentError, KvxferError, invalid
 
 
 def serve(
@@ -140,7 +140,7 @@ def serve(
     except KvxferError:
         raise
     except (OSError, RuntimeError, ValueError) as error:
-        raise UsageError(f"the daemon cannot run: {error}", code="system") from None
+        raise AgentError(f"the daemon cannot run: {error}", code="system") from None
 
 
 def _names(text: str) -> tuple[str, ...]:

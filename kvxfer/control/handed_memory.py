@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from kvxfer.control.descriptors import at_most
 from kvxfer.control.handed_line import MAX_LINE_NBYTES, HandedLine, require_span
 from kvxfer.control.own_agent import OwnAgent
-from kvxfer.errors import KvxferError, UsageError, invalid
+from kvxfer.errors import ExhaustedError, KvxferError, TransferError, UsageError, invalid
 from kvxfer.gpu.peer_pages import PeerPages, map_pages
 from kvxfer.log import logger
 from kvxfer.region import Region
@@ -267,7 +267,7 @@ class HandedMemory:
         """Returns the registered memory that a process has handed over; None if the process went before."""
         pid, uid = _peer_of(connection)
         if uid not in self._allowed_uids:
-            raise UsageError(f"user {uid} may not hand memory to this daemon", code="not-permitted")
+            raise TransferError(f"user {uid} may not hand memory to this daemon", code="not-permitted")
         try:
             async with asyncio.timeout(_LINE_TIMEOUT_S):
                 line = await _line(connection, fds)
@@ -278,7 +278,7 @@ class HandedMemory:
         wanted = HandedLine.read(line)
         self._require_taken(wanted, len(fds))
         if len(self._names) >= _MOST_REGIONS:
-            raise UsageError(f"{_MOST_REGIONS} memories are already handed over", code="exhausted")
+            raise ExhaustedError(f"{_MOST_REGIONS} memories are already handed over", code="exhausted")
         region_name = self.agent.region_name("memory", wanted.name)
         if region_name in self._names:
             raise invalid(f"memory {wanted.name!r} is already handed over, by this or another process")
@@ -369,7 +369,7 @@ class HandedMemory:
             raise invalid(f"{nbytes} bytes at offset {offset} exceed a memfd of {at.st_size} bytes")
         require_span(wanted.layout, nbytes)
         if self._nbytes + nbytes > self._max_nbytes:
-            raise UsageError(
+            raise ExhaustedError(
                 f"{nbytes} bytes more would exceed the {self._max_nbytes} that may be handed over",
                 code="exhausted",
             )

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
-from kvxfer.errors import UsageError, invalid
+from kvxfer.errors import AgentError, invalid
 
 API_SOCKET: Final = "api.sock"
 DEFAULT_LISTEN: Final = "127.0.0.1:7380"
@@ -126,7 +126,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
 
     Raises
     ------
-    UsageError
+    AgentError
         ``system``, with the option and the address in the message.
     """
     where = f"--listen {host}:{port}"
@@ -148,7 +148,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
             words = f"{where} is not an address of this host ({error.strerror}): name one that is"
         else:
             words = f"{where} cannot be listened on: {error.strerror}"
-        raise UsageError(words, code="system") from None
+        raise AgentError(words, code="system") from None
     return listener
 
 
@@ -159,7 +159,7 @@ def listen_unix(path: Path) -> socket.socket:
 
     Raises
     ------
-    UsageError
+    AgentError
         ``system``: the path is not a socket, or is too long.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -175,5 +175,5 @@ def listen_unix(path: Path) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise UsageError(f"cannot listen on {path}: {error}", code="system") from None
+        raise AgentError(f"cannot listen on {path}: {error}", code="system") from None
     return listener

@@ -9,7 +9,7 @@ from typing import Final
 
 from kvxfer.agent import Agent
 from kvxfer.arguments import seconds
-from kvxfer.errors import ExhaustedError, UsageError, invalid
+from kvxfer.errors import ExhaustedError, TransferError, invalid
 from kvxfer.lease import Lease
 from kvxfer.lease_token import LeaseToken
 from kvxfer.log import logger
@@ -101,7 +101,7 @@ class OwnLeases:
 
         Raises
         ------
-        UsageError
+        TransferError
             ``lease-ended``: the lease has ended, or never existed.
         """
         ttl_s = _ttl(ttl_s)
@@ -127,7 +127,9 @@ class OwnLeases:
     def _lease(self, number: int) -> OwnLease:
         own = self._open.get(number)
         if own is None or own.end:
-            raise UsageError(f"lease {number} has ended, or never existed: grant another", code="lease-ended")
+            raise TransferError(
+                f"lease {number} has ended, or never existed: grant another", code="lease-ended"
+            )
         return own
 
     def _expire(self, own: OwnLease) -> None:

@@ -29,7 +29,7 @@ class Steering:
     def limit(self, peer: Peer | str, *, max_bytes_per_s: int | None = None, least_priority: int = 0) -> None:
         """Limits all present and future peers of one name; replaces earlier limits.
 
-        ``agent.limit(peer)`` removes the limits. The agent keeps them for its lifetime.
+        The agent keeps limits for its lifetime, or until `unlimit`. At least one must be named.
 
         Parameters
         ----------
@@ -49,7 +49,8 @@ class Steering:
         Raises
         ------
         UsageError
-            ``invalid-argument``: `peer` is not a name or a peer, or the rate or the priority is out of range.
+            ``invalid-argument``: `peer` is not a name or a peer, the rate or the priority is out of range, or
+            neither is given.
         ExhaustedError
             4096 other names have limits already.
 
@@ -59,13 +60,25 @@ class Steering:
         message names the rate. Leases, fences, cancelling and the loss of a peer work as without a limit. A
         peer that waits for its rate costs other peers nothing.
         """
-        check_kind(peer, "peer", Peer | str, "a Peer, or a peer's name")
-        name = peer if isinstance(peer, str) else peer.name
-        check_name(name, "peer")
+        name = _name_of(peer)
         rate = (
             0 if max_bytes_per_s is None else count(max_bytes_per_s, "max_bytes_per_s", 1, MOST_BYTES_PER_S)
         )
         least = count(least_priority, "least_priority", 0, LAST_PRIORITY)
+        if not rate and not least:
+            raise invalid(
+                f"no limit is given for {name!r}: name one, or call unlimit to remove all", peer=name
+            )
+        self._set_limits(name, rate, least)
+
+    def unlimit(self, peer: Peer | str) -> None:
+        """Removes the limits of all peers of one name; a running transfer goes on at once.
+
+        Without limits nothing changes. Raises ``invalid-argument`` if `peer` is not a name or a peer.
+        """
+        self._set_limits(_name_of(peer), 0, 0)
+
+    def _set_limits(self, name: str, rate: int, least: int) -> None:
         self._completions.check()
         try:
             self._core.limit_peer(name, rate, least)
@@ -187,3 +200,10 @@ class Steering:
             self._core.reload_secrets()
         except NativeError as error:
             raise translate(error) from None
+
+
+def _name_of(peer: Peer | str) -> str:
+    check_kind(peer, "peer", Peer | str, "a Peer, or a peer's name")
+    name = peer if isinstance(peer, str) else peer.name
+    check_name(name, "peer")
+    return name

@@ -63,7 +63,7 @@ NAMES: dict[str, Call] = {
     "accept": lambda world, name: world.near.accept_blocking(name, 0.0),
     "connect": lambda world, name: world.near.connect_blocking(name, 0.1),
     "holder": lambda world, name: world.region.grant(name, [1]),
-    "limit": lambda world, name: world.near.limit(name),
+    "limit": lambda world, name: world.near.limit(name, least_priority=1),
 }
 TEXTS: dict[str, Call] = {
     "metadata": lambda _, text: Entry("a", "", bytes(16), {"role": text}),
@@ -124,7 +124,7 @@ def test_an_argument_that_cannot_be_shown_is_refused_like_any_other(place: str, 
 def test_the_longest_names_go_to_the_other_end_and_back() -> None:
     with Agent(LONGEST) as near, Agent(LONGEST[::-1]) as far:
         region = near.register(LONGEST, np.ones((4, 64), np.uint8))
-        far.limit(LONGEST)
+        far.limit(LONGEST, least_priority=1)
         region.grant(far.name, [1])
         peer = far.connect_blocking(near.address)
         assert peer.name == LONGEST

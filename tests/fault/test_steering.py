@@ -62,7 +62,7 @@ def test_a_limited_peer_waits_and_others_do_not(transport: str) -> None:
         # A running transfer continues as soon as the limit is removed.
         ends.memory[0][:] = 0
         lifted = ends.read(0, timeout_s=120.0)
-        ends.decode.limit(ends.peers[0])
+        ends.decode.unlimit(ends.peers[0])
         assert not ends.decode.limits
         lifted.wait(60)
         assert ends.has_all()
@@ -150,12 +150,12 @@ def test_what_cannot_be_set_is_refused_in_words() -> None:
             agent.switch_rails("unix", on=False)
         with pytest.raises(UsageError, match=r"it has .*shm"):
             agent.switch_rails("smoke", on=False)
-        for wrong in ({"max_bytes_per_s": 0}, {"max_bytes_per_s": 1.5}, {"least_priority": 256}):
-            with pytest.raises(UsageError, match=next(iter(wrong))):
+        for wrong in ({"max_bytes_per_s": 0}, {"max_bytes_per_s": 1.5}, {"least_priority": 256}, {}):
+            with pytest.raises(UsageError, match=next(iter(wrong), "unlimit")):
                 agent.limit("prefill", **wrong)
         for name in ("", "n" * 129, None):
             with pytest.raises(UsageError, match="peer"):
-                agent.limit(name)  # type: ignore[arg-type]
+                agent.unlimit(name)  # type: ignore[arg-type]
         assert not agent.rails_off
         assert not agent.limits
 

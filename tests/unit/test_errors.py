@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import re
 from pathlib import Path
@@ -26,6 +27,7 @@ from kvxfer.errors import (
 from kvxfer.transfer import Transfer
 
 ROOT = Path(__file__).parents[2]
+CLASSES = (UsageError, ExhaustedError, TransferError, RailError, PeerError, AgentError)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,23 @@ def test_classes_follow_the_groups(code: int, cls: type[KvxferError]) -> None:
     error = from_code(code, "words")
     assert type(error) is cls
     assert error.code == CODE_NAMES[code]
+
+
+def test_what_python_raises_has_the_class_of_its_code_too() -> None:
+    """Where the class is written beside the code, that ``except TransferError`` misses none."""
+    classes = {name: class_of(number).__name__ for number, name in CODE_NAMES.items()}
+    calls = [
+        (path.relative_to(ROOT), call)
+        for folder in ("kvxfer", "connectors")
+        for path in (ROOT / folder).rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") in {each.__name__ for each in CLASSES}
+    ]
+    assert len(calls) > 100
+    for path, call in calls:
+        for code in [each.value for each in call.keywords if each.arg == "code"]:
+            if isinstance(code, ast.Constant):
+                assert getattr(call.func, "id", "") == classes[str(code.value)], f"{path}:{call.lineno}"
 
 
 def test_an_error_says_where() -> None:

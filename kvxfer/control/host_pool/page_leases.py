@@ -13,7 +13,7 @@ from kvxfer.control.host_pool.page_index import PageIndex
 from kvxfer.control.host_pool.pool_regions import PoolRegions
 from kvxfer.control.own_agent import OwnAgent
 from kvxfer.control.own_leases import OwnLease
-from kvxfer.errors import UsageError
+from kvxfer.errors import TransferError
 from kvxfer.lease_token import LeaseToken
 from kvxfer.region import RegionDescriptor
 
@@ -106,7 +106,9 @@ class PageLeases:
         """Begins a lease's time anew: see `PagePool.extend`."""
         leased = self.open.get(number)
         if leased is None or leased._own is None:
-            raise UsageError(f"lease {number} has ended, or never existed: take another", code="lease-ended")
+            raise TransferError(
+                f"lease {number} has ended, or never existed: take another", code="lease-ended"
+            )
         leased.expires_at = self._own.extend(leased._own.number, ttl_s).expires_at
         return leased
 

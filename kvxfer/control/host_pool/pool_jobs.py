@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from kvxfer.errors import KvxferError, UsageError
+from kvxfer.errors import KvxferError, TransferError
 from kvxfer.transfer import Transfer
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ class PoolJobs:
     def check_open(self) -> None:
         """Raises ``refused`` once `aclose` was called."""
         if self._is_closed:
-            raise UsageError("the page pool is closed: the daemon is stopping", code="refused")
+            raise TransferError("the page pool is closed: the daemon is stopping", code="refused")
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs work until it is done or `aclose` cancels it; cancelling the caller cancels it as well."""
