@@ -16,7 +16,7 @@ from kvxfer import Agent, AgentOptions
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.control import Client, schema
 from kvxfer.control.daemon_directory import DaemonDirectory
-from kvxfer.errors import PeerError, UsageError
+from kvxfer.errors import PeerError, TransferError
 from tests.control.serving import Served, program, serving
 from tests.waiting import until_on_loop
 
@@ -168,7 +168,7 @@ def test_what_a_host_name_stands_for_is_checked_and_dialled() -> None:
     assert AllowedHosts(("localhost",)).place_of("tcp://localhost:1") == "tcp://localhost:1"
     # Spellings that only a resolver understands.
     for host in ("2852039166", "0xa9fea9fe", "169.254.43518"):
-        with pytest.raises(UsageError, match=r"169\.254\.169\.254") as caught:
+        with pytest.raises(TransferError, match=r"169\.254\.169\.254") as caught:
             AllowedHosts(None).place_of(f"tcp://{host}:80")
         assert caught.value.code == "not-permitted"
     with pytest.raises(PeerError, match="invalid"):

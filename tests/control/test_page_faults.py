@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvxfer import KvxferError, LeaseToken, Region, TransferError, UsageError
+from kvxfer import KvxferError, LeaseToken, Region, TransferError
 from kvxfer.control.host_pool.page import PageKey
 from kvxfer.control.host_pool.page_pool import Parked
 from kvxfer.control.own_agent import RemotePlace
@@ -427,11 +427,11 @@ async def test_what_ends_with_the_pool(engine: MakeEngine, daemon: MakeDaemon) -
     parks = asyncio.create_task(node.pool.park(SALT, source.place, range(9), names(9, 5), lease=lease.token))
     await asyncio.sleep(0.01)
     await node.pool.aclose()
-    with pytest.raises(UsageError, match="closed"):
+    with pytest.raises(TransferError, match="closed"):
         await waits
     await asyncio.wait([parks])
     parks.exception()
-    with pytest.raises(UsageError, match="closed"):
+    with pytest.raises(TransferError, match="closed"):
         node.pool.lease(done.new)
     assert not node.own.agent.regions
     assert not node.own.leases
@@ -447,7 +447,7 @@ async def test_the_pools_end_waits_for_a_region_that_is_being_made(
     parks = asyncio.create_task(parked(node, source, 1))
     await begun.wait()
     closing = asyncio.create_task(node.pool.aclose())
-    with pytest.raises(UsageError, match="closed"):
+    with pytest.raises(TransferError, match="closed"):
         await parks
     await asyncio.sleep(0.05)
     assert not closing.done()

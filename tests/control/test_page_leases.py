@@ -155,7 +155,7 @@ async def test_a_lease_ends_by_its_time_and_is_extended(engine: MakeEngine, daem
     await leased.ended.wait()
     assert not node.pool.leases
     assert node.pool.stats().pages.num_held == 0
-    with pytest.raises(UsageError, match="has ended"):
+    with pytest.raises(TransferError, match="has ended"):
         node.pool.extend(leased.number, 1.0)
     with pytest.raises(TransferError):
         await reader.fetch(leased.parts[0])
