@@ -58,8 +58,12 @@ class Cache:
 
     def fill(self, seed: int) -> None:
         """Writes bytes that depend on the seed, the layer, K or V, the block and the position."""
-        words = self.array.reshape(-1)
-        words[:] = np.arange(len(words), dtype=np.uint32) * np.uint32(2654435761 + 2 * seed) >> np.uint32(16)
+        words, factor = self.array.reshape(-1), 2654435761 + 2 * seed
+        # Part by part, in a processor's cache.
+        part = np.arange(1 << 16, dtype=np.uint32) * np.uint32(factor)
+        for at in range(0, len(words), len(part)):
+            here = words[at : at + len(part)]
+            here[:] = part[: len(here)] + np.uint32(at * factor % (1 << 32)) >> np.uint32(16)
 
     def blocks(self, ids: Any, layers: slice = slice(None)) -> NDArray[np.uint16]:
         """Returns a copy of blocks, [layers, 2, len(ids), tokens, heads, dim]."""
