@@ -20,8 +20,8 @@ from kvxfer.region import Region, RegionDescriptor
 AXES: Final = "l2bthd"
 # Layers, K and V, blocks, tokens, heads, dim: small pages; several fit in one piece.
 SMALL: Final = (3, 2, 16, 4, 2, 32)
-# Pages of 256 KiB, 96 MiB in all: transfers last long enough to be interrupted.
-LARGE: Final = (4, 2, 48, 64, 16, 128)
+# Pages of 64 KiB, 24 MiB in all: transfers last long enough to be interrupted.
+LARGE: Final = (4, 2, 48, 16, 16, 128)
 
 _CONNECT_TIMEOUT_S = 30.0
 
