@@ -147,6 +147,9 @@ class Forked(subprocess.Popen[Any]):
     and ``cwd``.
     """
 
+    #: Says what was imported.
+    engine = "tests.forked"
+
     def __init__(self, program: str, *arguments: str, **options: Any) -> None:
         super().__init__((program, *arguments), **options)
 
@@ -155,7 +158,7 @@ class Forked(subprocess.Popen[Any]):
     ) -> None:
         pipes = more[3:9]  # for each of the three what is read and what is written, or -1
         files = [file if file >= 0 else number for number, file in enumerate((pipes[0], pipes[3], pipes[5]))]
-        path = str(start("tests.forked"))
+        path = str(start(self.engine))
         libc = ctypes.CDLL(None)
         with _adopting:
             libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

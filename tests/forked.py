@@ -17,8 +17,8 @@ def environment() -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def prepare() -> None:
-    for module in MODULES:
+def prepare(*more: str) -> None:
+    for module in (*MODULES, *more):
         importlib.import_module(module)
     assert len(list(Path("/proc/self/task").iterdir())) == 1
 
