@@ -59,7 +59,7 @@ def test_a_forked_child_can_do_nothing_and_disturbs_nothing(
 
 def test_a_forked_child_exits(transport: str, local: Local, remote: Remote) -> None:
     here, there = pair(transport, local, remote)
-    for _ in range(20):
+    for _ in range(8):
         write = there.write(hold=True)
         there.release(1)
         here.until_bytes_land()
