@@ -147,10 +147,9 @@ class Forked(subprocess.Popen[Any]):
     and ``cwd``.
     """
 
-    #: Says what was imported.
-    engine = "tests.forked"
-
-    def __init__(self, program: str, *arguments: str, **options: Any) -> None:
+    def __init__(self, program: str, *arguments: str, engine: str = "tests.forked", **options: Any) -> None:
+        """Takes the module that says what is imported."""
+        self._engine = engine
         super().__init__((program, *arguments), **options)
 
     def _execute_child(  # the one step of Popen that starts a process
@@ -158,7 +157,7 @@ class Forked(subprocess.Popen[Any]):
     ) -> None:
         pipes = more[3:9]  # for each of the three what is read and what is written, or -1
         files = [file if file >= 0 else number for number, file in enumerate((pipes[0], pipes[3], pipes[5]))]
-        path = str(start(self.engine))
+        path = str(start(self._engine))
         libc = ctypes.CDLL(None)
         with _adopting:
             libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -172,9 +171,10 @@ class Forked(subprocess.Popen[Any]):
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
-def run(program: str, *arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
+def run(program: str, *arguments: str, timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
     """Runs a `Forked` to its end, and returns what it printed."""
-    with Forked(program, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Forked(program, *arguments, **pipes, text=True, **options) as process:
         try:
             printed = process.communicate(timeout=timeout)
         finally:

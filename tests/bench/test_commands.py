@@ -18,6 +18,7 @@ from kvxfer.bench.daemon.measure import SCENES
 from kvxfer.bench.report import results
 from kvxfer.bench.scale.measure import COLUMNS, SERIES
 from kvxfer.bench.setup.measure import FIGURES as SETUP_FIGURES
+from tests import fork_server
 
 pytest.importorskip("typer")
 
@@ -32,12 +33,11 @@ DAEMON = ["daemon", "--seconds", "1", "--iterations", "1", "--records", "3000", 
 DAEMON += ["--watchers", "8", "--events-per-s", "1000", "--transfers-per-s", "200"]
 BY_DAY = ("start", "requests", "events")  # the other scenes are measured at night
 PLAN = ["plan", "--layers", "4", "--blocks", "30", "--iterations", "3"]
-# -P: the installed package, regardless of the working folder.
-PROGRAM = [sys.executable, "-P", "-m", "kvxfer.bench"]
+PROGRAM = "import runpy; runpy.run_module('kvxfer.bench', run_name='__main__', alter_sys=True)"
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True, timeout=600, check=False)
+    return fork_server.run(PROGRAM, *arguments, engine="tests.bench.forked", timeout=600)
 
 
 def result_of(*arguments: str, status: int = 0) -> dict[str, Any]:
@@ -255,7 +255,9 @@ def test_corrupted_byte_ends_with_status_1(command: list[str], words: str) -> No
 
 
 def test_a_failed_check_is_said_in_words() -> None:
-    done = bench(*PAGES, "--corrupt")
+    # As a user does. -P: the installed package, regardless of the working folder.
+    command = [sys.executable, "-P", "-m", "kvxfer.bench", *PAGES, "--corrupt"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 1, done.stderr
     assert "check failed: " in done.stdout
     assert "expected 0x" in done.stdout

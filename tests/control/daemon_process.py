@@ -19,7 +19,7 @@ from typing import Any, Self
 from kvxfer.control.attached import Attached
 from kvxfer.control.attachments import Attachments
 from kvxfer.session.records import Record
-from tests.control.serving import Forked
+from tests.fork_server import Forked
 
 
 async def serve(folder: Path) -> None:
@@ -52,9 +52,9 @@ class DaemonProcess:
 
     def __init__(self, folder: Path) -> None:
         program = "from tests.control import daemon_process; daemon_process.main()"
-        self._process = Forked(
-            program, os.fspath(folder), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        engine = "tests.control.forked"
+        self._process = Forked(program, os.fspath(folder), engine=engine, **pipes, text=True)
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
 

@@ -18,7 +18,7 @@ import httpx
 
 from kvxfer.control.node import NodeDaemon
 from kvxfer.control.serve import ServeOptions, serve
-from tests import fork_server
+from tests.fork_server import Forked
 
 BOUND_S = 60.0
 # Requests that pass their schemas.
@@ -162,12 +162,6 @@ class Program:
         return self.process.wait(BOUND_S)
 
 
-class Forked(fork_server.Forked):
-    """A fork of a process that has imported the daemon."""
-
-    engine = "tests.control.forked"
-
-
 _PROGRAM = "import sys; from kvxfer.control.__main__ import main; sys.exit(main())"
 
 
@@ -190,7 +184,7 @@ def program(
         command = [*under, sys.executable, "-m", *(module or ("kvxfer.control",)), *told]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     else:
-        process = Forked(_PROGRAM, *told, stderr=subprocess.PIPE, text=True)
+        process = Forked(_PROGRAM, *told, engine="tests.control.forked", stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     said: list[str] = []
     # A full pipe would block the daemon.

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ READ, WRITTEN, FETCHED = (
 @contextmanager
 def child(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Starts a program that is controlled by lines; ends it afterwards."""
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = Forked(program, *arguments, **pipes, text=True)
     try:
         yield process
