@@ -22,6 +22,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import select
 import shutil
 import signal
@@ -31,6 +32,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,7 +76,7 @@ def serve(listener: socket.socket, engine: Any) -> None:
     gc.freeze()
     # Those who ask wait for their engines; here nobody does.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while listener.fileno() in select.select([listener.fileno(), asked_by], [], [])[0]:
+    while listener in wait([listener, asked_by]):
         connection, _ = listener.accept()
         with connection:
             message, files, _, _ = socket.recv_fds(connection, _ORDER_NBYTES, 3)
@@ -104,6 +106,7 @@ def _become(order: Mapping[str, Any], files: Sequence[int], connection: socket.s
         os.dup2(file, number)
         os.close(file)
     os.chdir(order["folder"])
+    resource.setrlimit(resource.RLIMIT_NOFILE, order["open_files"])
     connection.send(str(os.getpid()).encode())
     connection.close()
     os.environ.clear()
@@ -132,6 +135,7 @@ def _forked(
         "environment": environment,
         "group": os.getpgrp(),
         "folder": str(folder),
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE),
         "adopted": adopted,
     }
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
