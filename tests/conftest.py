@@ -40,6 +40,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Agents of tests attach to no daemon that this machine happens to have; a test that wants one names it.
 os.environ.setdefault("KVXFER_DAEMON_DIR", "")
+# Threads of numpy's wait busily at each start of a process; no test multiplies matrices.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # It warns on the standard output, which tests read.
 os.environ.setdefault("UCX_LOG_LEVEL", "error")
 

@@ -20,8 +20,8 @@ from kvxfer.region import Region, RegionDescriptor
 AXES: Final = "l2bthd"
 # Layers, K and V, blocks, tokens, heads, dim: small pages; several fit in one piece.
 SMALL: Final = (3, 2, 16, 4, 2, 32)
-# Pages of 256 KiB, 96 MiB in all: transfers last long enough to be interrupted.
-LARGE: Final = (4, 2, 48, 64, 16, 128)
+# Pages of 64 KiB, 24 MiB in all: transfers last long enough to be interrupted.
+LARGE: Final = (4, 2, 48, 16, 16, 128)
 
 _CONNECT_TIMEOUT_S = 30.0
 
@@ -58,8 +58,12 @@ class Cache:
 
     def fill(self, seed: int) -> None:
         """Writes bytes that depend on the seed, the layer, K or V, the block and the position."""
-        words = self.array.reshape(-1)
-        words[:] = np.arange(len(words), dtype=np.uint32) * np.uint32(2654435761 + 2 * seed) >> np.uint32(16)
+        words, factor = self.array.reshape(-1), 2654435761 + 2 * seed
+        # Part by part, in a processor's cache.
+        part = np.arange(1 << 16, dtype=np.uint32) * np.uint32(factor)
+        for at in range(0, len(words), len(part)):
+            here = words[at : at + len(part)]
+            here[:] = part[: len(here)] + np.uint32(at * factor % (1 << 32)) >> np.uint32(16)
 
     def blocks(self, ids: Any, layers: slice = slice(None)) -> NDArray[np.uint16]:
         """Returns a copy of blocks, [layers, 2, len(ids), tokens, heads, dim]."""

@@ -1,7 +1,7 @@
 """A daemon's side of the attachment in a process of its own, to be stopped and killed.
 
-``python -m tests.control.daemon_process FOLDER`` prints a line once it listens, and for each line that it
-reads one JSON object: of each agent by name, how many records came, and some of what it told.
+It prints a line once it listens, and for each line that it reads one JSON object: of each agent by name, how
+many records came, and some of what it told.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Any, Self
 from kvxfer.control.attached import Attached
 from kvxfer.control.attachments import Attachments
 from kvxfer.session.records import Record
-
-ROOT = Path(__file__).parents[2]
+from tests.fork_server import Forked
 
 
 async def serve(folder: Path) -> None:
@@ -52,10 +51,10 @@ class DaemonProcess:
     """Such a process."""
 
     def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "tests.control.daemon_process", os.fspath(folder)]
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        program = "from tests.control import daemon_process; daemon_process.main()"
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        engine = "tests.control.forked"
+        self._process = Forked(program, os.fspath(folder), engine=engine, **pipes, text=True)
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
 
@@ -89,5 +88,5 @@ class DaemonProcess:
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-if __name__ == "__main__":
+def main() -> None:
     asyncio.run(serve(Path(sys.argv[1])))

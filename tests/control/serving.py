@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import subprocess
@@ -19,6 +18,7 @@ import httpx
 
 from kvxfer.control.node import NodeDaemon
 from kvxfer.control.serve import ServeOptions, serve
+from tests.fork_server import Forked
 
 BOUND_S = 60.0
 # Requests that pass their schemas.
@@ -140,7 +140,7 @@ def reasons_of(client: httpx.Client) -> set[str]:
 class Program:
     """A daemon in another process."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[Any]
     folder: Path
     url: str
     said: list[str]
@@ -162,21 +162,29 @@ class Program:
         return self.process.wait(BOUND_S)
 
 
+_PROGRAM = "import sys; from kvxfer.control.__main__ import main; sys.exit(main())"
+
+
 @contextmanager
 def program(
     folder: Path,
     *arguments: str,
     agent: bool = False,
     under: tuple[str, ...] = (),
-    module: tuple[str, ...] = ("kvxfer.control",),
+    module: tuple[str, ...] = (),
 ) -> Iterator[Program]:
-    """Runs ``python -m kvxfer.control`` until the block ends, `under` a command that becomes it."""
-    command = [*under, sys.executable, "-m", *module, "--state", str(folder / "state")]
-    command += ["--runtime", str(folder / "run"), "--node", "node-a", "--listen", "127.0.0.1:0"]
-    command += [] if agent else ["--no-agent"]
-    process = subprocess.Popen(
-        [*command, *arguments], stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
-    )
+    """Runs ``python -m kvxfer.control`` until the block ends.
+
+    It is a fork, unless it is to be another `module`, or `under` a command that becomes it.
+    """
+    told = ["--state", str(folder / "state"), "--runtime", str(folder / "run"), "--node", "node-a"]
+    told += ["--listen", "127.0.0.1:0", *([] if agent else ["--no-agent"]), *arguments]
+    process: subprocess.Popen[Any]
+    if under or module:
+        command = [*under, sys.executable, "-m", *(module or ("kvxfer.control",)), *told]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    else:
+        process = Forked(_PROGRAM, *told, engine="tests.control.forked", stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     said: list[str] = []
     # A full pipe would block the daemon.

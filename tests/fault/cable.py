@@ -12,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from kvxfer.bench.cluster import hosts
+from tests.fault import confinement
 from tests.fault.node import Worker
 
 _numbers = itertools.count()
@@ -53,7 +55,7 @@ class Host(hosts.Host):
 
     def node(self, name: str, *arguments: Any, **options: Any) -> Worker:
         """Starts a node there."""
-        worker = Worker(name, *arguments, within=self.inside, **options)
+        worker = Worker(name, *arguments, first=partial(confinement.enter, self.pid), **options)
         self._workers.append(worker)
         return worker
 

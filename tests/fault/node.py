@@ -1,7 +1,7 @@
 """One end of a fault test: an agent with a cache, in this process or in another.
 
-``python -m tests.fault.node FD`` serves a `Node` on a socket; `Worker` is its proxy, which may kill, stop and
-resume that process. It signals no other process.
+`Worker` is the proxy of a `Node` in another process, which it may kill, stop and resume. It signals no other
+process.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from kvxfer.errors import KvxferError
 from tests.fault import (
     confinement as confinement,
 )  # modules for `Worker.do`, which could not be imported under its limits
+from tests.fork_server import Forked
 from tests.waiting import until
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -105,7 +106,8 @@ class Node:
 
     def fill(self, seed: int) -> None:
         """Fills the memory with values that depend on the seed and the position."""
-        self._words()[:] = self._pattern(seed)
+        for layer in range(self.num_layers):
+            self.array[layer] = self.pattern(seed, layer)
 
     def set(self, value: int, ids: Iterable[int] | None = None) -> None:
         """Writes one value everywhere or into blocks, as if they were used again."""
@@ -127,21 +129,18 @@ class Node:
 
     def holds(self, seed: int, ids: Iterable[int] | None = None, layers: range | None = None) -> bool:
         """Whether blocks hold what `fill` writes there."""
-        wanted = self._pattern(seed).view(np.uint16).reshape(self.array.shape)
-        rows = slice(None) if layers is None else slice(layers.start, layers.stop)
-        if ids is None:
-            return bool(np.array_equal(self.array[rows], wanted[rows]))
-        index = np.asarray(list(ids), np.int64)
-        return bool(np.array_equal(self.array[rows][:, :, index], wanted[rows][:, :, index]))
+        blocks = self._index(ids)
+        return all(
+            np.array_equal(self.array[layer][:, blocks], self.pattern(seed, layer)[:, blocks])
+            for layer in layers or range(self.num_layers)
+        )
 
-    def _words(self) -> NDArray[np.uint64]:
-        return self.array.reshape(-1).view(np.uint64)
-
-    def _pattern(self, seed: int) -> NDArray[np.uint64]:
-        with np.errstate(over="ignore"):
-            return np.arange(1, self._words().size + 1, dtype=np.uint64) * np.uint64(
-                0x9E3779B97F4A7C15 + 2 * seed
-            )
+    def pattern(self, seed: int, layer: int) -> NDArray[np.uint16]:
+        """Returns what `fill` writes into a layer; all layers at once would cost more by their pages."""
+        count = self.array[layer].nbytes // 8
+        numbers = np.arange(layer * count + 1, (layer + 1) * count + 1, dtype=np.uint64)
+        numbers *= np.uint64(0x9E3779B97F4A7C15 + 2 * seed)
+        return numbers.view(np.uint16).reshape(self.array.shape[1:])
 
     # ---- verbs, by number --------------------------------------------------------------------
 
@@ -453,15 +452,19 @@ class Worker:
         tests of that version are in `root`.
         """
         ours, theirs = socket.socketpair()
+        environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
         with theirs:
-            os.set_inheritable(theirs.fileno(), True)
-            environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-            self.process = subprocess.Popen(
-                [*within, python, "-m", "tests.fault.node", str(theirs.fileno())],
-                cwd=root,
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
+            self.process: subprocess.Popen[Any] = (
+                subprocess.Popen(
+                    [*within, python, "-m", "tests.fault.node", "0"],
+                    cwd=root,
+                    env=environment,
+                    stdin=theirs.fileno(),
+                )
+                if within or python != sys.executable
+                else Forked(
+                    "from tests.fault import node; node.serve(0)", env=environment, stdin=theirs.fileno()
+                )
             )
         self._connection = Connection(ours.detach())
         self._lock = threading.Lock()
@@ -512,7 +515,8 @@ class Worker:
         self.process.wait(BOUND_S)
 
 
-def _serve(fd: int) -> None:
+def serve(fd: int) -> None:
+    """Makes a `Node` and executes calls of it, until the connection of this number ends."""
     connection = Connection(fd)
     node: Node | None = None
     while True:
@@ -548,4 +552,4 @@ def moves_both_ways(here: Node | Worker, there: Node | Worker, seed: int) -> Non
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]))
+    serve(int(sys.argv[1]))

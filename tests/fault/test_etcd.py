@@ -24,6 +24,7 @@ from kvxfer.errors import PeerError
 from kvxfer.testing.directories import BOUND_S, entry
 from tests.etcd_server import Cluster, Member, free_ports
 from tests.fault.cable import Cable, why_not
+from tests.fork_server import Forked
 from tests.waiting import until
 
 
@@ -181,9 +182,7 @@ def test_an_entry_whose_process_is_killed_is_forgotten(cluster: Cluster) -> None
         "sys.stdin.read()\n"
     )
     with EtcdDirectory(cluster.url()) as reader:
-        child = subprocess.Popen(
-            [sys.executable, "-c", program, cluster.url()], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        child = Forked(program, cluster.url(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
             assert child.stdout is not None
             assert child.stdout.readline() == b"published\n"

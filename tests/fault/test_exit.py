@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests import fork_server
 from tests.fault.node import BOUND_S, ROOT
 
 PROGRAM = """
@@ -97,14 +98,7 @@ VERBS = (
 @pytest.mark.parametrize("ending", ["close", "open", "drop"])
 @pytest.mark.parametrize("verb", VERBS.split())
 def test_an_exit_is_clean_with_threads_in(verb: str, ending: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, verb, ending],
-        cwd=ROOT,
-        timeout=4 * BOUND_S,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = fork_server.run(PROGRAM, verb, ending, timeout=4 * BOUND_S)
     assert done.returncode == 0, done.stderr
     assert "leaked" not in done.stderr
     assert "NativeError" not in done.stderr
@@ -122,9 +116,7 @@ agent.connect_blocking(sys.argv[1])
 sys.stdin.read(1)
 """
     with Agent("here") as here:
-        child = subprocess.Popen(
-            [sys.executable, "-c", program, here.address], cwd=ROOT, stdin=subprocess.PIPE, text=True
-        )
+        child = fork_server.Forked(program, here.address, stdin=subprocess.PIPE, text=True)
         peer = here.accept_blocking("child", BOUND_S)
         child.communicate("x", timeout=BOUND_S)
         assert child.returncode == 0

@@ -30,8 +30,7 @@ def join(survivor: Node, newcomer: Worker) -> None:
 
 def turned(node: Node, seed: int) -> np.ndarray:
     """What a node of shape TURNED holds when a peer of shape LARGE filled itself with a seed."""
-    words = node._pattern(seed).view(np.uint16).reshape(LARGE)
-    return words.swapaxes(3, 4)
+    return np.stack([node.pattern(seed, layer).reshape(LARGE[1:]).swapaxes(2, 3) for layer in range(LAYERS)])
 
 
 def is_lost(error: object) -> None:

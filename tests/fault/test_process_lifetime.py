@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
 import pytest
 
-from tests.fault.node import BOUND_S, HASTY_S, ROOT, Node, Worker, footprint, until_within
+from tests import fork_server
+from tests.fault.node import BOUND_S, HASTY_S, Node, Worker, footprint, until_within
 from tests.waiting import until
 
 Local = Callable[..., Node]
@@ -60,7 +59,7 @@ def test_a_forked_child_can_do_nothing_and_disturbs_nothing(
 
 def test_a_forked_child_exits(transport: str, local: Local, remote: Remote) -> None:
     here, there = pair(transport, local, remote)
-    for _ in range(20):
+    for _ in range(8):
         write = there.write(hold=True)
         there.release(1)
         here.until_bytes_land()
@@ -136,11 +135,8 @@ if {store}:
 else:
     byte[0]
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, timeout=2 * BOUND_S, capture_output=True, check=False
-    )
-    wanted = 0 if where == "inside" else -signal.SIGSEGV
-    assert done.returncode == wanted, done.stderr.decode()
+    done = fork_server.run(code, timeout=2 * BOUND_S)
+    assert done.returncode == (0 if where == "inside" else -signal.SIGSEGV), done.stderr
 
 
 def test_too_few_descriptors_are_told_and_nothing_is_left() -> None:
@@ -169,6 +165,6 @@ for words in told:
     assert "Bad file descriptor" not in words, words
     print(words)
 """
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    done = fork_server.run(code, timeout=2 * BOUND_S)
     assert done.returncode == 0, done.stderr
     assert "descriptor" in done.stdout or "open files" in done.stdout

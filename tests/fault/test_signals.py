@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvxfer.errors import PeerError, TransferError
 from tests.fault.node import BOUND_S, MEDIUM, ROOT, Node, Worker
 from tests.fault.test_process_faults import works_with
+from tests.fork_server import Forked
 from tests.waiting import until
 
 Local = Callable[..., Node]
@@ -31,14 +33,8 @@ READ, WRITTEN, FETCHED = (
 @contextmanager
 def child(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Starts a program that is controlled by lines; ends it afterwards."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = Forked(program, *arguments, **pipes, text=True)
     try:
         yield process
     finally:

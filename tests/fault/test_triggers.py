@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from kvxfer.errors import PeerError, TransferError
 from tests.fault.node import BOUND_S, Node, Worker
+from tests.fork_server import Forked
 
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
@@ -37,12 +37,7 @@ class Device:
         file.write_bytes(bytes(mmap.PAGESIZE))
         with file.open("r+b") as opened:
             self.word = np.frombuffer(mmap.mmap(opened.fileno(), 0), np.uint32, 1)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", STORES, str(file)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self.process = Forked(STORES, str(file), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def store(self, value: int) -> None:
         assert self.process.stdin is not None

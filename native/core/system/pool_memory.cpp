@@ -116,8 +116,10 @@ Status prefault(std::byte* data, std::size_t nbytes) {
   return {};
 }
 
-// How many bytes of [data, data + nbytes) are mapped by huge pages, by the kernel's account.
+// How many bytes of [data, data + nbytes) are mapped by huge pages, by the kernel's account. The kernel counts pages
+// while that is read, so it is read as far as this memory only.
 std::size_t transparent_huge_nbytes(const std::byte* data, std::size_t nbytes) {
+  if (nbytes < kHugePageNbytes) return 0;
   const auto first = reinterpret_cast<std::uintptr_t>(data), last = first + nbytes;
   std::FILE* smaps = std::fopen("/proc/self/smaps", "re");
   if (smaps == nullptr) return 0;
@@ -128,11 +130,13 @@ std::size_t transparent_huge_nbytes(const std::byte* data, std::size_t nbytes) {
     std::uintptr_t from = 0, to = 0;
     std::size_t kib = 0;
     // An area begins with its addresses; its counters follow, one a line.
-    if (std::sscanf(line, "%" SCNxPTR "-%" SCNxPTR " ", &from, &to) == 2)
-      inside = from < last && to > first;
-    else if (inside && (std::sscanf(line, "ShmemPmdMapped: %zu kB", &kib) == 1 ||
-                        std::sscanf(line, "FilePmdMapped: %zu kB", &kib) == 1))
+    if (std::sscanf(line, "%" SCNxPTR "-%" SCNxPTR " ", &from, &to) == 2) {
+      if (from >= last) break;
+      inside = to > first;
+    } else if (inside && (std::sscanf(line, "ShmemPmdMapped: %zu kB", &kib) == 1 ||
+                          std::sscanf(line, "FilePmdMapped: %zu kB", &kib) == 1)) {
       total += kib * 1024;
+    }
   }
   std::fclose(smaps);
   return total;
