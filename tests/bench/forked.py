@@ -9,7 +9,11 @@ from tests.forked import environment as environment
 from tests.forked import main as main
 
 _MEASURED: Final = ("daemon", "handover", "latency", "pages", "parking", "plan", "scale", "setup")
-MODULES: Final = ("kvxfer.cli.app", *(f"kvxfer.bench.{name}.measure" for name in _MEASURED))
+MODULES: Final = (
+    "kvxfer.cli.app",
+    "kvxfer.cli.bench",
+    *(f"kvxfer.bench.{name}.measure" for name in _MEASURED),
+)
 
 
 def prepare() -> None:
