@@ -100,7 +100,7 @@ struct TransferRequest {
   Time timeout_ns = 0;
   bool integrity = false;
   // A write's handle ends only when none of its bytes can land any more: the destination has said so, or its
-  // session is lost. A peer of a release without Features::last_words cannot say so; then it ends at once.
+  // session is lost.
   bool awaits_last_word = false;
   LeaseId lease = 0;  // of the peer's granting; no other lease may allow it. 0: any lease may
   wire::Bytes context = {};  // whose request it is, at most wire::kMaxContext bytes of UTF-8

@@ -309,10 +309,8 @@ inline constexpr std::size_t kRegionNbytes = 8 * 1024 * 1024;
 
 class Pair {
  public:
-  explicit Pair(const Subject& subject, std::size_t nbytes = kRegionNbytes,
-                const FenceSlotRange& slots = FenceTable::kSlots)
-      : fence_slots(slots),
-        random(check::seed()),
+  explicit Pair(const Subject& subject, std::size_t nbytes = kRegionNbytes)
+      : random(check::seed()),
         src(subject, nbytes, true, random),
         dst(subject, nbytes, false, random),
         subject_(subject) {
@@ -333,10 +331,10 @@ class Pair {
   void connect() {
     auto [a, b] = subject_.sockets();
     src.up = src.down = dst.up = dst.down = false;
-    auto src_peer = src.transport->connect(std::move(a), {true, 0, "dst", nullptr, 0, fence_slots});
+    auto src_peer = src.transport->connect(std::move(a), {true, 0, "dst"});
     REQUIRE_OK(src_peer);
     src.peer = src_peer.value();
-    auto dst_peer = dst.transport->connect(std::move(b), {false, 0, "src", nullptr, 0, fence_slots});
+    auto dst_peer = dst.transport->connect(std::move(b), {false, 0, "src"});
     REQUIRE_OK(dst_peer);
     dst.peer = dst_peer.value();
     REQUIRE(run_until([&] { return src.up && dst.up; }));
@@ -366,7 +364,6 @@ class Pair {
     for (int idle = 0; idle < 200;) idle = step() ? 0 : idle + 1;
   }
 
-  const FenceSlotRange fence_slots;
   check::Random random;
   End src;
   End dst;

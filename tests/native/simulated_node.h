@@ -107,7 +107,7 @@ class Node final : public EngineHost {
     paused_ = false;
     timer_at_ = kNever;
     memories_ = std::make_shared<Memories>();
-    fences_ = std::make_shared<std::vector<std::uint64_t>>(FenceTable::kEnd);
+    fences_ = std::make_shared<std::vector<std::uint64_t>>(FenceTable::kNumSlots);
     EngineConfig config = config_;
     config.session.self.name = name_;
     random({config.session.self.incarnation.data(), 16});

@@ -199,8 +199,7 @@ struct Liar {
     own = region(memory);
     // As if its fence words lay there.
     LocalRegion words = region(fences);
-    words.base -= std::uintptr_t{FenceTable::kSlots.first} * sizeof(std::uint64_t);
-    words.spans = {{FenceTable::kSlots.first * sizeof(std::uint64_t), FenceTable::kSlots.nbytes()}};
+    words.spans = {{0, FenceTable::kNbytes}};
     registered = {fabric::Registration::create(fabric, own, true).value(),
                   fabric::Registration::create(fabric, words, false).value()};
     Message hello;
@@ -283,7 +282,7 @@ struct Liar {
   }
 
   testing::End<Transport> victim;
-  std::vector<std::byte> memory, fences = std::vector<std::byte>(FenceTable::kSlots.nbytes()),
+  std::vector<std::byte> memory, fences = std::vector<std::byte>(FenceTable::kNbytes),
                                  victim_memory = std::vector<std::byte>(kPages * kPage);
   LocalRegion local, own;
   std::shared_ptr<libfabric::LibfabricFabric> fabric;

@@ -362,7 +362,7 @@ TEST(a_peer_that_lies_loses_its_rail) {
 // A peer that the test drives by hand; it has said hello.
 struct Liar {
   explicit Liar(Ends& end) : fences(Ends::make_fences()), channel(open(end), kMessageNbytes) {
-    say(1, 0, share_copy_of(fences->fill(FenceTable::kSlots).value()));
+    say(1, 0, share_copy_of(fences->fill().value()));
     end.await(CompletionKind::kRailUp);
   }
   static UniqueFd open(Ends& end) {
@@ -372,7 +372,7 @@ struct Liar {
   }
   void say(std::uint32_t kind, std::uint64_t memory_id, SharedFd fd = nullptr) {
     std::array<std::byte, kMessageNbytes> message{};
-    const std::uint64_t nbytes = FenceTable::kSlots.nbytes();
+    const std::uint64_t nbytes = FenceTable::kNbytes;
     std::memcpy(message.data(), "kvg2", 4);
     std::memcpy(message.data() + 4, &kind, sizeof kind);
     std::memcpy(message.data() + 8, &memory_id, sizeof memory_id);

@@ -36,8 +36,8 @@ struct Impostor {
     peer = connected.value();
     channel = std::make_unique<cuda_ipc::SideChannel>(std::move(far));
     Message hello;
-    hello.nbytes = FenceTable::kSlots.nbytes();
-    say(hello, share_copy_of(fences->fill(FenceTable::kSlots).value()));
+    hello.nbytes = FenceTable::kNbytes;
+    say(hello, share_copy_of(fences->fill().value()));
     end.await(CompletionKind::kRailUp);
   }
   // The peer that keeps the rules loses nothing.

@@ -50,10 +50,10 @@ TEST(pages_arrive_where_they_belong) {
 
 TEST(a_moved_fence_word_ends_the_lease) {
   Pair pair;
-  pair.post(fence_work(1, kFirstSlot + 3, 0));
+  pair.post(fence_work(1, 3, 0));
   CHECK_EQ(pair.destination.await(1).code, Code::kOk);
-  pair.source->fences->bump(kFirstSlot + 3);
-  pair.post(fence_work(2, kFirstSlot + 3, 0));
+  pair.source->fences->bump(3);
+  pair.post(fence_work(2, 3, 0));
   CHECK_EQ(pair.destination.await(2).code, Code::kLeaseEnded);
 }
 
@@ -68,7 +68,7 @@ TEST(nothing_is_read_after_deregistration) {
 TEST(nothing_is_read_after_the_source_is_gone) {
   Pair pair;
   pair.post(pair.fetch(1));
-  pair.post(fence_work(2, kFirstSlot + 0, 0));
+  pair.post(fence_work(2, 0, 0));
   pair.source.reset();
   pair.from = {};
   Completion out[4];  // without the reactor: the socket's end has not been noticed
@@ -99,7 +99,7 @@ TEST(cancel_and_disconnect_complete_what_has_not_begun) {
 
 TEST(post_accepts_a_prefix_when_the_queue_is_full) {
   Pair pair;
-  const std::vector<Work> batch(5000, fence_work(1, kFirstSlot + 0, 0));
+  const std::vector<Work> batch(5000, fence_work(1, 0, 0));
   const PostResult posted = pair.destination.transport->post(pair.peer, batch);
   CHECK_EQ(posted.code, Code::kAgain);
   CHECK(posted.accepted > 0 && posted.accepted < batch.size());

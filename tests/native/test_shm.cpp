@@ -78,50 +78,17 @@ TEST(unmapped_foreign_memory_fails_its_piece_in_words) {
 TEST(a_fence_word_that_moved_on_ends_the_lease) {
   Shm source, destination;
   const PeerId peer = connect_ends(destination, source).first;
-  const Work before = fence_work(1, kFirstSlot + 42, 0);
+  const Work before = fence_work(1, 42, 0);
   REQUIRE_EQ(destination.transport->post(peer, std::span(&before, 1)).accepted, 1u);
   CHECK_EQ(destination.await(1).code, Code::kOk);
-  source.fences->bump(kFirstSlot + 42);
-  const std::vector<Work> after{fence_work(2, kFirstSlot + 42, 0), fence_work(3, kFirstSlot + 42, 1),
-                                fence_work(4, kFirstSlot + 41, 0), fence_work(5, FenceTable::kEnd, 0)};
+  source.fences->bump(42);
+  const std::vector<Work> after{fence_work(2, 42, 0), fence_work(3, 42, 1), fence_work(4, 41, 0),
+                                fence_work(5, FenceTable::kNumSlots, 0)};
   REQUIRE_EQ(destination.transport->post(peer, after).accepted, after.size());
   CHECK_EQ(destination.await(2).code, Code::kLeaseEnded);
   CHECK_EQ(destination.await(3).code, Code::kOk);
   CHECK_EQ(destination.await(4).code, Code::kOk);
   CHECK_EQ(destination.await(5).code, Code::kInternal);
-}
-
-TEST(peers_of_both_kinds_of_sessions_see_the_words_of_their_own_slots) {
-  Shm source;
-  struct Reader {
-    FenceSlotRange slots;
-    Shm end{};
-    PeerId peer = 0;
-  } readers[] = {{FenceTable::kSlots}, {FenceTable::kOldSlots}};
-  for (Reader& reader : readers) reader.peer = connect_ends(reader.end, source, nullptr, reader.slots).first;
-  for (const std::uint32_t at : {0u, 16383u}) {
-    for (const Reader& reader : readers) source.fences->bump(reader.slots.first + at);
-    source.fences->bump(FenceTable::kSlots.first + at);
-  }
-  WorkId next = 1;
-  for (Reader& reader : readers) {
-    const std::uint64_t now = reader.slots.first == 0 ? 1 : 2;
-    const struct {
-      std::uint32_t slot;
-      std::uint64_t generation;
-      Code code;
-    } cases[] = {{reader.slots.first, now, Code::kOk},
-                 {reader.slots.first, now - 1, Code::kLeaseEnded},
-                 {reader.slots.first + 16383, now, Code::kOk},
-                 {reader.slots.end() - 1, now, reader.slots.first == 0 ? Code::kOk : Code::kLeaseEnded},
-                 {reader.slots.end(), 0, Code::kInternal},
-                 {reader.slots.first - 1, 0, Code::kInternal}};
-    for (const auto& each : cases) {
-      const Work work = fence_work(next++, each.slot, each.generation);
-      REQUIRE_EQ(reader.end.transport->post(reader.peer, std::span(&work, 1)).accepted, 1u);
-      CHECK_EQ(reader.end.await(work.id).code, each.code);
-    }
-  }
 }
 
 TEST(work_waits_for_a_memfd_that_is_late) {
@@ -273,7 +240,7 @@ TEST(pages_of_another_process_arrive_byte_for_byte) {
 
 TEST(the_fence_word_of_another_process_is_seen) {
   ChildSource child;
-  const Work before = fence_work(1, kFirstSlot + 9, 0), after = fence_work(2, kFirstSlot + 9, 0);
+  const Work before = fence_work(1, 9, 0), after = fence_work(2, 9, 0);
   REQUIRE_EQ(child.destination.transport->post(child.peer, std::span(&before, 1)).accepted, 1u);
   CHECK_EQ(child.destination.await(1).code, Code::kOk);
   char command = 'b';

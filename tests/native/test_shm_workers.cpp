@@ -209,7 +209,7 @@ TEST(others_are_served_while_threads_stand_in_a_work) {
   Begun begun;
   std::vector<std::byte> page(shm_ends::kBlockNbytes);
   const Work small = fetch_work(2, block_move(7, page.data(), shm_ends::kBlockNbytes, {5}, {0}, 1), 0);
-  const Work fence = fence_work(3, kFirstSlot + 42, 0);
+  const Work fence = fence_work(3, 42, 0);
   for (const Work& work : {small, fence})
     REQUIRE_EQ(begun.destination.transport->post(begun.peer, std::span(&work, 1)).accepted, 1u);
   CHECK_EQ(begun.destination.await(2).code, Code::kOk);

@@ -248,8 +248,7 @@ TEST(works_of_one_class_overtake_those_of_another_behind_full_queue_pairs) {
     CHECK(!rails.any_ended(standing));
     // The check of the source's right belongs to the transfer's class as well.
     for (const std::uint8_t priority : {way.going, way.standing}) {
-      Work question = testing::fence_work(rails.next_work++, testing::kFirstSlot,
-                                          rails.src.fences->generation(testing::kFirstSlot));
+      Work question = testing::fence_work(rails.next_work++, 0, rails.src.fences->generation(0));
       question.move = rails.works_of(priority, 1, 1).front().move;
       rails.post({question});
       if (priority == way.going) REQUIRE(rails.run_until([&] { return rails.ended({question}); }));

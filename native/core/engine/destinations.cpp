@@ -92,8 +92,6 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
   };
   if (offer.layers_ready > spec.grid.num_layers)
     return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " has more layers ready than layers"};
-  if (!peer.session().fence_slots().contains(offer.fence_slot))
-    return {Code::kProtocol, "OFFER: this session has no fence slot " + std::to_string(offer.fence_slot)};
   if (offer.pages.size() > context_.config.session.features.eager_nbytes)
     return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " brings " +
                                  std::to_string(offer.pages.size()) + " bytes of pages, but at most " +
@@ -141,8 +139,6 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
 Status Destinations::on(Peer& peer, const wire::Accept& accept) {
   Destination* destination = find({peer.key(), accept.transfer});
   if (destination == nullptr || destination->state != TransferState::kRequested) return {};
-  if (!peer.session().fence_slots().contains(accept.fence_slot))
-    return {Code::kProtocol, "ACCEPT: this session has no fence slot " + std::to_string(accept.fence_slot)};
   destination->fence_slot = accept.fence_slot;
   destination->fence_generation = accept.fence_generation;
   destination->lease_ttl_ns = static_cast<Time>(accept.ttl_ns);

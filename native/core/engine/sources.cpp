@@ -34,10 +34,9 @@ void Sources::withdraw(TransferKey key) {
 
 bool Sources::offer(Peer& peer, TransferKey key) {
   Source& source = *sources_.find(key);
-  FenceSlots& fences = fences_of(peer);
-  if (!fences.has_room(key.first)) return false;
+  if (!fences_.has_room(key.first)) return false;
   source.program = programs_.number(peer, source);
-  source.fence = fences.take(key.first);
+  source.fence = fences_.take(key.first);
   step(source_transitions(), source.state, TransferEvent::kAnnounced);
   source.begun_at = context_.now;
   wire::Offer offer{{}, source.layers_ready, source.fence->index, source.fence->generation};
@@ -86,20 +85,19 @@ Status Sources::on(Peer& peer, wire::Request& request) {
   if (Status status = programs_.check(use.value(), *source.move, Side::kSrc); !status.ok())
     return refuse(status);
   if (Status status = leases_.find(source, wire::LeaseMode::kRead); !status.ok()) return refuse(status);
-  FenceSlots& fences = fences_of(peer);
-  const FenceSlots::Slot none{fences.range().first, 0, {}, 0};
+  const FenceSlots::Slot none;
   if (source.move->grid.num_pairs != 0) {  // otherwise there is nothing that it could read too late
     Charge charge = Charge::take(peer.budget(), Resource::kFenceSlots, 1);
     if (!charge)
       return refuse({Code::kRefused, "too many of your reads are open at the peer: " +
                                          peer.budget()->in_words(Resource::kFenceSlots) +
                                          "; wait for some to end"});
-    if (!fences.has_room(peer.key()))
+    if (!fences_.has_room(peer.key()))
       return refuse(
           {Code::kRefused,
-           "transfers with you use too many of the " + std::to_string(fences.range().num) +
+           "transfers with you use too many of the " + std::to_string(FenceTable::kNumSlots) +
                " fence slots of the peer, at least twice as many as are free: wait for some to end"});
-    source.fence = fences.take(peer.key(), std::move(charge));
+    source.fence = fences_.take(peer.key(), std::move(charge));
   }
   const FenceSlots::Slot& fence = source.fence ? *source.fence : none;
   add(std::move(owned));
@@ -298,7 +296,7 @@ void Sources::on_timer(TransferKey key) {
 
 void Sources::release_fence(Source& source) {
   if (!source.fence) return;
-  (FenceTable::kSlots.contains(source.fence->index) ? fences_ : old_fences_).give_back(*source.fence);
+  fences_.give_back(*source.fence);
   source.fence.reset();
 }
 

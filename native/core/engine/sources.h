@@ -54,8 +54,7 @@ class Sources {
         handles_(handles),
         records_(records),
         draining_(draining),
-        fences_(context, FenceTable::kSlots),
-        old_fences_(context, FenceTable::kOldSlots) {}
+        fences_(context) {}
 
   // ---- ours: queued, then announced by an OFFER. False: no fence word is free for it; try later
   Source& add(std::unique_ptr<Source> source);
@@ -82,14 +81,12 @@ class Sources {
   // ---- ends
   const TransferTable<Source>& all() const noexcept { return sources_; }  // draining ones included
   void fail(TransferKey key, TransferEvent event, Status why, bool tell_peer);
-  void remove_session(SessionKey session) {
-    for (FenceSlots* fences : {&fences_, &old_fences_}) fences->remove_session(session);
-  }
+  void remove_session(SessionKey session) { fences_.remove_session(session); }
   void let_streams_go();
   void abandon();  // gives up posted works: they complete no more
 
   std::size_t size() const noexcept { return sources_.size(); }
-  std::size_t num_fences() const noexcept { return fences_.num_used() + old_fences_.num_used(); }
+  std::size_t num_fences() const noexcept { return fences_.num_used(); }
 
  private:
   Status charge_runs(const Peer& peer, Source& source) const;
@@ -99,9 +96,6 @@ class Sources {
   void end_again(Source& source);
   bool is_under_way(const Source& source) const;
   void drained(Source& source);
-  FenceSlots& fences_of(const Peer& peer) noexcept {
-    return peer.session().fence_slots().first == FenceTable::kSlots.first ? fences_ : old_fences_;
-  }
   void release_fence(Source& source);
   void forget_asked(Source& source);
 
@@ -114,7 +108,7 @@ class Sources {
   Handles& handles_;
   Records& records_;
   Draining& draining_;
-  FenceSlots fences_, old_fences_;  // a session uses one of the two
+  FenceSlots fences_;
   TransferTable<Source> sources_;
   std::set<TransferKey> sending_;  // sources with pieces that wait because a rail said "again"
   Sums sums_{Side::kSrc, context_.workers};  // to be told

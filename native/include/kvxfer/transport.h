@@ -88,32 +88,20 @@ class Reactor {
   virtual void remove(int fd) noexcept = 0;  // call before closing fd
 };
 
-// Some slots of a fence table.
-struct FenceSlotRange {
-  std::uint32_t first = 0, num = 0;
-  // The difference wraps below first.
-  constexpr bool contains(std::uint32_t slot) const noexcept { return slot - first < num; }
-  constexpr std::uint32_t end() const noexcept { return first + num; }
-  constexpr std::size_t nbytes() const noexcept { return num * sizeof(std::uint64_t); }
-};
-
 // The source's fence: one generation word for each transfer that it serves. A reader that moved the bytes
 // itself compares the word after its last byte; a source that ends a right bumps it before the pages are
-// used again. Each range of slots is backed by a memfd that peers on this host map read-only. A session uses
-// one of the two ranges, and its peer has the memfd of that range alone.
+// used again. The words are in a memfd that peers on this host map read-only.
 class FenceTable {
  public:
-  static constexpr FenceSlotRange kOldSlots{0, 16384};  // for peers that know no other slots
-  // For all other peers: one agent serves so many transfers at a time.
-  static constexpr FenceSlotRange kSlots{kOldSlots.num, 65536};
-  static constexpr std::uint32_t kEnd = kSlots.first + kSlots.num;
+  static constexpr std::uint32_t kNumSlots = 65536;  // one agent serves so many transfers at a time
+  static constexpr std::size_t kNbytes = kNumSlots * sizeof(std::uint64_t);
   static Result<std::unique_ptr<FenceTable>> create();
   ~FenceTable();
 
-  // The memfd of a range for peers: sealed, so that they can map it read-only alone, and filled from now
-  // on. Before this call, words that no transfer has had take no memory.
-  Result<int> fill(const FenceSlotRange& range) const;
-  const std::atomic<std::uint64_t>* words() const noexcept { return words_; }  // all kEnd
+  // The memfd for peers: sealed, so that they can map it read-only alone, and filled from now on. Before this
+  // call, words that no transfer has had take no memory.
+  Result<int> fill() const;
+  const std::atomic<std::uint64_t>* words() const noexcept { return words_; }  // kNumSlots
   std::uint64_t generation(std::uint32_t slot) const noexcept {
     return words_[slot].load(std::memory_order_acquire);
   }
@@ -122,7 +110,7 @@ class FenceTable {
 
  private:
   FenceTable() = default;
-  UniqueFd old_fd_, fd_;
+  UniqueFd fd_;
   std::atomic<std::uint64_t>* words_ = nullptr;
 };
 
@@ -315,8 +303,6 @@ struct ConnectInfo {
   // Which of the peer's instances of this transport the rail is connected to; keys of regions belong to
   // that instance.
   std::uint16_t peer_instance = 0;
-  // The slots that the session's transfers use, in either end's fence table.
-  FenceSlotRange fence_slots = FenceTable::kSlots;
   // Null: the socket is plain. Otherwise all bytes on the socket go through this cipher.
   std::shared_ptr<Cipher> cipher = nullptr;
 };

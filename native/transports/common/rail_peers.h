@@ -32,16 +32,11 @@ struct RailPeer {
   using Message = MessageOfRail;
 
   RailPeer(PeerId number, UniqueFd socket, const ConnectInfo& info)
-      : id(number),
-        name(info.peer_name),
-        budget(info.budget),
-        fence_slots(info.fence_slots),
-        channel(std::move(socket), info.cipher) {}
+      : id(number), name(info.peer_name), budget(info.budget), channel(std::move(socket), info.cipher) {}
 
   const PeerId id;
   const std::string name;
   const std::shared_ptr<Budget> budget;  // limits what it may make us hold; null: no limit
-  const FenceSlotRange fence_slots;
   SideChannel<Message> channel;
   bool up = false, down = false;
   WorkQueue queue;

@@ -114,8 +114,8 @@ Capabilities VerbsTransport::capabilities() const noexcept {
           .converts = false};
 }
 
-Result<KeyedSpan> VerbsTransport::shared_fences(const FenceSlotRange& slots) {
-  const Result<const Registration*> shared = fences_->share(slots);
+Result<KeyedSpan> VerbsTransport::shared_fences() {
+  const Result<const Registration*> shared = fences_->share();
   if (!shared.ok()) return shared.status();
   // Peers learn its key as they learn those of regions.
   const std::vector<KeyedSpan>& spans = shared.value()->remote().all();
@@ -186,7 +186,7 @@ void VerbsTransport::detach(PeerId id, RegionId region) noexcept {
 
 Result<PeerId> VerbsTransport::connect(UniqueFd socket, const ConnectInfo& info) {
   if (!lost_why_.empty()) return refuse(std::move(socket), info, {Code::kRailFailed, lost_why_});
-  if (const Result<KeyedSpan> shared = shared_fences(info.fence_slots); !shared.ok())
+  if (const Result<KeyedSpan> shared = shared_fences(); !shared.ok())
     return refuse(std::move(socket), info, shared.status());
   Charge queues = Charge::take(info.budget, Resource::kBytes, QueuePairs::nbytes(*device_));
   if (!queues)
@@ -211,7 +211,7 @@ Result<PeerId> VerbsTransport::connect(UniqueFd socket, const ConnectInfo& info)
 void VerbsTransport::greet(Peer& peer) {
   Message hello;
   peer.pairs->introduce(hello);
-  const KeyedSpan words = shared_fences(peer.fence_slots).value();
+  const KeyedSpan words = shared_fences().value();
   hello.fence_address = words.address;
   hello.fence_nbytes = words.end - words.offset;
   hello.fence_key = words.key;
@@ -219,9 +219,9 @@ void VerbsTransport::greet(Peer& peer) {
 }
 
 Status VerbsTransport::on_hello(Peer& peer, const Message& hello, UniqueFd) {
-  if (hello.fence_nbytes != peer.fence_slots.nbytes())
+  if (hello.fence_nbytes != FenceTable::kNbytes)
     return {Code::kRailFailed, "its fence table has " + std::to_string(hello.fence_nbytes) + " bytes, not " +
-                                   std::to_string(peer.fence_slots.nbytes())};
+                                   std::to_string(FenceTable::kNbytes)};
   peer.has_hello = true;
   peer.fences = {0, hello.fence_nbytes, hello.fence_address, hello.fence_key};
   return connector_->begin(std::make_unique<verbs::SetUp>(peer.id, peer.name, std::move(peer.pairs), hello,
@@ -438,7 +438,7 @@ bool VerbsTransport::begin(Peer& peer, QueuePair& pair, std::size_t at) {
 Status VerbsTransport::prepare_flight(Peer& peer, Flight& flight) {
   const Work& work = flight.work;
   if (work.kind == WorkKind::kCheckFence) {
-    if (!peer.fence_slots.contains(work.fence_slot))
+    if (work.fence_slot >= FenceTable::kNumSlots)
       return {Code::kInternal, "there is no fence slot " + std::to_string(work.fence_slot)};
     flight.scratch = fences_->take();
     return {};
@@ -526,7 +526,7 @@ RequestCursor::Stop VerbsTransport::add_requests(Peer& peer, Flight& flight, std
   if (flight.work.kind == WorkKind::kFetch) return flight.cursor.advance(chain_, num_runs);
   // The engine asks for the word only after all bytes in question have landed.
   const KeyedSpan target = fences_->target(*flight.scratch);
-  const std::uint64_t at = (flight.work.fence_slot - peer.fence_slots.first) * sizeof(std::uint64_t);
+  const std::uint64_t at = flight.work.fence_slot * sizeof(std::uint64_t);
   const std::uint64_t added = chain_.add(peer.fences.address + at, peer.fences.key, target.address,
                                          target.key, sizeof(std::uint64_t));
   // A word is never read in two parts.

@@ -132,7 +132,7 @@ class VerbsTransport final : public WrittenPieces<verbs::Peer> {
                  std::unique_ptr<Connector> connector, std::unique_ptr<verbs::FenceWords> fences);
   Status listen();
   // The agent's own fence table, as peers read it.
-  Result<verbs::KeyedSpan> shared_fences(const FenceSlotRange& slots);
+  Result<verbs::KeyedSpan> shared_fences();
 
   void greet(Peer& peer) override;
   Status on_hello(Peer& peer, const verbs::Message& message, UniqueFd fd) override;

@@ -118,7 +118,6 @@ struct ToyTransport::Peer final : Reactor::Handler {
         id(number),
         socket(std::move(fd)),
         name(info.peer_name),
-        fence_slots(info.fence_slots),
         endpoint(open_endpoint(transport.fences_)) {}
   ~Peer() override {
     if (socket) owner.reactor_.remove(socket.get());
@@ -130,7 +129,6 @@ struct ToyTransport::Peer final : Reactor::Handler {
   const PeerId id;
   UniqueFd socket;  // closed when the rail is down
   const std::string name;
-  const FenceSlotRange fence_slots;
   const std::uint64_t endpoint;
   std::uint64_t there = 0;  // the peer's endpoint, once the rail is up
   bool armed = false;  // a byte over the socket will tell what arrives
@@ -371,7 +369,7 @@ Completion ToyTransport::run(Peer& peer, const Work& work, std::uint64_t& moved_
 Completion ToyTransport::compare_fence(const Peer& peer, const Work& work) const {
   const auto found = nic().endpoints.find(peer.there);
   if (found == nic().endpoints.end()) return failed(work.id, Code::kRailFailed, "toy: the peer is gone");
-  if (!peer.fence_slots.contains(work.fence_slot))
+  if (work.fence_slot >= FenceTable::kNumSlots)
     return failed(work.id, Code::kInternal, "toy: there is no such fence slot");
   const bool stands = found->second.fences->generation(work.fence_slot) == work.fence_generation;
   return stands ? done(work.id) : failed(work.id, Code::kLeaseEnded, "toy: the right has ended");
