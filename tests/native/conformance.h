@@ -233,8 +233,7 @@ inline void a_disconnect_is_complete_with_its_completions(const Subject& subject
     work.id = next_work_id();
     work.kind = pair.kind_to_bring(*transfer.at_dst, 0);
     work.move = transfer.at_dst;
-    CHECK_EQ(pair.dst.post(std::span(&work, 1)).accepted, 0);
-    CHECK_EQ(pair.dst.post(std::span(&work, 1)).code, Code::kRailFailed);
+    CHECK_EQ(pair.dst.post(work), Code::kRailFailed);
     other.transport->disconnect(other.peer);
     leaver.transport->disconnect(leaver.peer);  // again: has no effect
 
@@ -277,7 +276,7 @@ inline void a_fence_that_moved_is_noticed(const Subject& subject) {
       work.kind = WorkKind::kCheckFence;
       work.fence_slot = slot;
       work.fence_generation = generation;
-      while (pair.dst.post(std::span(&work, 1)).accepted == 0) pair.step();
+      while (pair.dst.post(work) != Code::kOk) pair.step();
       REQUIRE(pair.run_until([&] { return pair.dst.completed(work.id); }));
       if (pair.dst.outcome(work.id) == Code::kRailFailed && may_fail(subject)) continue;
       return pair.dst.outcome(work.id);
@@ -303,7 +302,7 @@ inline void mistakes_complete_and_harm_nobody(const Subject& subject) {
   work.move = transfer.at_dst;
   if (!pair.one_sided() || !pair.two_sided()) {
     work.kind = pair.one_sided() ? WorkKind::kReceive : WorkKind::kFetch;
-    while (pair.dst.post(std::span(&work, 1)).accepted == 0) pair.step();
+    while (pair.dst.post(work) != Code::kOk) pair.step();
     REQUIRE(pair.run_until([&] { return pair.dst.completed(work.id); }));
     if (!may_fail(subject)) CHECK_EQ(pair.dst.outcome(work.id), Code::kUnsupported);
   }
@@ -314,9 +313,7 @@ inline void mistakes_complete_and_harm_nobody(const Subject& subject) {
   pair.dst.transport->detach(pair.dst.peer, 12345);
   pair.dst.transport->deregister_memory(12345);
   work.id = next_work_id();
-  const PostResult result = pair.dst.transport->post(pair.dst.peer + 1000, std::span(&work, 1));
-  CHECK_EQ(result.accepted, 0);
-  CHECK_EQ(result.code, Code::kRailFailed);
+  CHECK_EQ(pair.dst.transport->post(pair.dst.peer + 1000, work), Code::kRailFailed);
 
   transfer.finish(may_fail(subject));
   transfer.check_bytes();

@@ -29,6 +29,7 @@
 #include "kvxfer/transport.h"
 #include "program_samples.h"
 #include "test_reactor.h"
+#include "transport_calls.h"
 
 namespace kvxfer::conformance {
 
@@ -210,7 +211,7 @@ class End {
     }
     num_handlers_at_first = reactor.num_handlers();
     region = memory.region(next_region_id());
-    auto registered = transport->register_memory(region);
+    auto registered = testing::register_memory(*transport, region);
     REQUIRE_OK(registered);
     keys = std::move(registered).value();
     CHECK(keys.size() <= kMaxKeyBytes);
@@ -235,14 +236,11 @@ class End {
   }
 
   void cancel(WorkId id) { transport->cancel(std::span(&id, 1)); }
-  PostResult post(std::span<const Work> batch) {
-    const PostResult result = transport->post(peer, batch);
-    CHECK(result.accepted <= batch.size());
-    if (result.accepted < batch.size())
-      CHECK(result.code == Code::kAgain || result.code == Code::kRailFailed);
-    if (result.code == Code::kOk) CHECK_EQ(result.accepted, batch.size());
-    for (std::size_t i = 0; i < result.accepted; ++i) accepted[batch[i].id] = true;
-    return result;
+  Code post(const Work& work) {
+    const Code code = transport->post(peer, work);
+    CHECK(code == Code::kOk || code == Code::kAgain || code == Code::kRailFailed);
+    if (code == Code::kOk) accepted[work.id] = true;
+    return code;
   }
 
   bool completed(WorkId id) const { return outcomes.contains(id); }
@@ -568,17 +566,18 @@ class TestTransfer {
     return offset + layer_stride * shape.num_layers;
   }
 
-  // Makes one post of some of works[num_posted, end), and steps if there is back-pressure. False: the rail is
-  // down.
+  // Posts some of works[num_posted, end), and steps if there is back-pressure. False: the rail is down.
   bool post_some(End& end, const std::vector<Work>& works, std::size_t& num_posted, std::size_t last,
                  std::vector<WorkId>& by_piece) {
     if (num_posted >= last) return true;
     const std::size_t count = pair_.random.between(1, last - num_posted);
-    const PostResult result = end.post(std::span(works).subspan(num_posted, count));
-    for (std::size_t i = 0; i < result.accepted; ++i, ++num_posted)
+    Code code = Code::kOk;
+    for (const std::size_t until = num_posted + count; num_posted < until; ++num_posted) {
+      if (code = end.post(works[num_posted]); code != Code::kOk) break;
       by_piece[works[num_posted].piece] = works[num_posted].id;
-    if (result.code == Code::kAgain) pair_.step();
-    return result.code != Code::kRailFailed;
+    }
+    if (code == Code::kAgain) pair_.step();
+    return code != Code::kRailFailed;
   }
 
   std::vector<std::byte> original_, before_, after_;  // the source; the destination, and its expected content

@@ -13,6 +13,7 @@
 #include "block_programs.h"
 #include "check.h"
 #include "test_reactor.h"
+#include "transport_calls.h"
 
 namespace kvxfer::testing {
 

@@ -54,7 +54,7 @@ inline RemoteRegion as_remote(const LocalRegion& local, RegionKeys keys) {
 }
 
 inline RemoteRegion register_at(Shm& end, const LocalRegion& local) {
-  Result<RegionKeys> keys = end.transport->register_memory(local);
+  Result<RegionKeys> keys = testing::register_memory(*end.transport, local);
   REQUIRE_OK(keys);
   return as_remote(local, keys.value());
 }
@@ -82,7 +82,7 @@ inline void fetch_all_and_check(Shm& destination, PeerId peer, RegionId region) 
   std::vector<Work> batch;
   for (std::uint32_t piece = 0; piece < move->grid.num_pieces(); ++piece)
     batch.push_back(fetch_work(next_work++, move, piece));
-  const PostResult posted = destination.transport->post(peer, batch);
+  const Posted posted = testing::post_all(*destination.transport, peer, batch);
   REQUIRE_EQ(posted.accepted, batch.size());
   for (const Work& work : batch) {
     const Completion completion = destination.await(work.id);

@@ -302,7 +302,7 @@ class Node final : public EngineHost {
   }
   std::uint32_t session_open(SessionKey session) override;
   void dial_rail(SessionKey session, const wire::RailName& rail) override;
-  PostResult post(RailId rail, const Work& work) override;
+  Code post(RailId rail, const Work& work) override;
   WorkKind choose(RailId, const Move&, std::uint32_t) override {
     return network_.random().chance(50) ? WorkKind::kFetch : WorkKind::kReceive;
   }

@@ -44,7 +44,7 @@ struct Impostor {
   ~Impostor() {
     std::memset(theirs.data(), 0x3c, kNbytes);
     const Work works[] = {fetch_work(1000, move_of(1, arrived.data(), 1, 0), 0)};
-    end.transport->post(bystander_peer, works);
+    testing::post_all(*end.transport, bystander_peer, works);
     CHECK_EQ(end.await(1000).code, Code::kOk);
     CHECK(std::memcmp(arrived.data(), theirs.data(), kNbytes) == 0);
   }

@@ -18,14 +18,13 @@ struct Pair {
     check::Random random(check::seed());
     random.fill(from.data(), from.size());
     peer = connect_ends(destination, *source).first;
-    const Result<RegionKeys> keys = source->transport->register_memory({5, from.data(), {{0, from.size()}}});
+    const Result<RegionKeys> keys =
+        testing::register_memory(*source->transport, {5, from.data(), {{0, from.size()}}});
     REQUIRE_OK(keys);
     remote = {5, reinterpret_cast<std::uintptr_t>(from.data()), {{0, from.size()}}, keys.value()};
     REQUIRE_OK(destination.transport->attach(peer, remote));
   }
-  void post(const Work& work) {
-    REQUIRE_EQ(destination.transport->post(peer, std::span(&work, 1)).accepted, 1u);
-  }
+  void post(const Work& work) { REQUIRE_EQ(destination.transport->post(peer, work), Code::kOk); }
   Work fetch(WorkId id, std::vector<std::uint32_t> src = {0, 1, 2, 3}) {
     std::vector<std::uint32_t> dst(src.rbegin(), src.rend());
     const auto num_pairs = static_cast<std::uint32_t>(src.size());
@@ -100,7 +99,7 @@ TEST(cancel_and_disconnect_complete_what_has_not_begun) {
 TEST(post_accepts_a_prefix_when_the_queue_is_full) {
   Pair pair;
   const std::vector<Work> batch(5000, fence_work(1, 0, 0));
-  const PostResult posted = pair.destination.transport->post(pair.peer, batch);
+  const testing::Posted posted = testing::post_all(*pair.destination.transport, pair.peer, batch);
   CHECK_EQ(posted.code, Code::kAgain);
   CHECK(posted.accepted > 0 && posted.accepted < batch.size());
 }

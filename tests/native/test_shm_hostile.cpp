@@ -130,7 +130,7 @@ Completion fetch_file(Impostor& impostor, std::vector<std::byte>& to) {
   to.assign(kFileNbytes, std::byte{0xee});
   const auto move = block_move(9, to.data(), kPageNbytes, ids, ids, static_cast<std::uint32_t>(ids.size()));
   const Work work = fetch_work(1, move, 0);
-  REQUIRE_EQ(impostor.destination.transport->post(impostor.peer, std::span(&work, 1)).accepted, 1u);
+  REQUIRE_EQ(impostor.destination.transport->post(impostor.peer, work), Code::kOk);
   return impostor.destination.await(1);
 }
 

@@ -173,7 +173,7 @@ TEST(a_page_takes_few_instructions) {
     const auto move_all = [&] {
       context.operations.post_send = post_nowhere;
       context.operations.poll_cq = complete_all;
-      static_cast<void>(rails.dst.transport->post(rails.peer, works));
+      static_cast<void>(testing::post_all(*rails.dst.transport, rails.peer, works));
       Completion completions[16];
       for (std::size_t num = 0; num < works.size();) num += rails.dst.transport->poll(completions);
     };
@@ -496,7 +496,7 @@ TEST(spans_that_touch_are_registered_as_one_and_empty_ones_not_at_all) {
   region.base = memory.data();
   region.spans = {{0, 4096}, {4096, 4096}, {10000, 0}, {16384, 4096}};
   const std::size_t before = rails.fabric.num_regions();
-  REQUIRE_OK(rails.dst.transport->register_memory(region));
+  REQUIRE_OK(testing::register_memory(*rails.dst.transport, region));
   CHECK_EQ(rails.fabric.num_regions() - before, 2u * 2);  // two keys for each device
   rails.dst.transport->deregister_memory(5);
   CHECK_EQ(rails.fabric.num_regions(), before);
@@ -620,7 +620,7 @@ TEST(a_rail_is_up_once_its_peer_is_ready_and_no_sooner) {
   const Message ready = liar.hear_ready();
   CHECK(liar.victim.event(CompletionKind::kRailUp) == nullptr);
   const Work work = fence_work(1, 0, 0);
-  CHECK_EQ(liar.victim.transport->post(liar.peer, std::span(&work, 1)).code, Code::kAgain);
+  CHECK_EQ(liar.victim.transport->post(liar.peer, work), Code::kAgain);
   liar.say(ready);
   liar.victim.await(CompletionKind::kRailUp);
   liar.say(ready);

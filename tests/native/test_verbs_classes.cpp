@@ -184,7 +184,7 @@ TEST(ends_whose_classes_differ_have_one) {
       move->priority = priority;
       std::fill(to.memory.begin(), to.memory.end(), std::byte{0});
       const Work work = fetch_work(1 + priority, move, 0);
-      REQUIRE_EQ(a.transport->post(b_at_a, std::span(&work, 1)).accepted, 1u);
+      REQUIRE_EQ(a.transport->post(b_at_a, work), Code::kOk);
       REQUIRE(a.reactor.run_until([&] { b.step(), a.step(); },
                                   [&] { return a.completion_of(work.id) != nullptr; }));
       CHECK_EQ(a.completion_of(work.id)->code, Code::kOk);
@@ -268,11 +268,11 @@ TEST(pieces_that_are_written_overtake_likewise) {
                       going = rails.works_of(way.going, 1024, 16);
     const std::vector<Work> sent = rails.received(standing), sent_too = rails.received(going);
     rails.post(standing);  // more than are awaited at a time
-    CHECK_EQ(rails.src.transport->post(rails.back, sent).accepted, sent.size());
+    CHECK_EQ(testing::post_all(*rails.src.transport, rails.back, sent).accepted, sent.size());
     for (int i = 0; i < 20; ++i) rails.step();
     CHECK(rails.fabric.num_under_way() > 0u);
     rails.post(going);
-    CHECK_EQ(rails.src.transport->post(rails.back, sent_too).accepted, sent_too.size());
+    CHECK_EQ(testing::post_all(*rails.src.transport, rails.back, sent_too).accepted, sent_too.size());
     REQUIRE(rails.run_until([&] { return rails.ended(going); }));
     CHECK(!rails.any_ended(standing));
     rails.fabric.hold_class(way.traffic_of_standing, false);

@@ -216,8 +216,7 @@ void Sources::send_pieces(Source& source) {
       work.kind = WorkKind::kSend;
       work.piece = run.first_piece;
       work.move = source.move;
-      const PostResult result = rails_.post(*rail, WorkUse::kSend, work, source);
-      if (result.accepted == 0 && result.code == Code::kAgain) {
+      if (rails_.post(*rail, WorkUse::kSend, work, source) == Code::kAgain) {
         rails_.rest(*rail, source.priority);
         context_.pump_again = true;
         break;

@@ -53,7 +53,7 @@ Capabilities CudaIpcTransport::capabilities() const noexcept {
 
 // ---- our memory ----
 
-Result<RegionKeys> CudaIpcTransport::register_memory(const LocalRegion& region) {
+Result<RegionKeys> CudaIpcTransport::register_memory(const LocalRegion& region, const Pinned&) {
   if (Status here = gpu::check_device(region, device_); !here.ok()) return here;
   const gpu::ContextScope scope(driver_, context_.get());
   Result<std::vector<MemoryId>> added = exports_.add(region);

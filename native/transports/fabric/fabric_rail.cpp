@@ -135,7 +135,8 @@ Capabilities FabricRail::capabilities() const noexcept {
           .two_sided = fabric_->can_send() || fabric_->takes_writes(),
           .window = 64,
           .memory = fabric_->memory(),
-          .converts = false};
+          .converts = false,
+          .pins = true};
 }
 
 // ---- our memory ----
@@ -149,12 +150,6 @@ Result<Pinned> FabricRail::prepare(const LocalRegion& region) {
 
 Result<RegionKeys> FabricRail::register_memory(const LocalRegion& region, const Pinned& pinned) {
   auto registration = std::static_pointer_cast<const Registration>(pinned);
-  if (registration == nullptr) {
-    Result<std::shared_ptr<const Registration>> made =
-        Registration::create(fabric_, region, fabric_->takes_writes());
-    if (!made.ok()) return made.status();
-    registration = std::move(made).value();
-  }
   RegionKeys keys = registration->keys();
   registered_[region.id] = std::move(registration);
   return keys;

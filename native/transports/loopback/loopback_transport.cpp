@@ -93,7 +93,7 @@ Capabilities LoopbackTransport::capabilities() const noexcept {
 
 // ---- memory ----
 
-Result<RegionKeys> LoopbackTransport::register_memory(const LocalRegion& region) {
+Result<RegionKeys> LoopbackTransport::register_memory(const LocalRegion& region, const Pinned&) {
   const std::unique_lock lock(exposure_->mutex);
   exposure_->regions[region.id] = {region.base, end_of(region.spans)};
   // The region's id is enough for a peer. Its address lets attach() notice a mix-up.

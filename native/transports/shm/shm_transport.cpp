@@ -78,7 +78,7 @@ Capabilities ShmTransport::capabilities() const noexcept {
 
 // ---- our memory ----
 
-Result<RegionKeys> ShmTransport::register_memory(const LocalRegion& region) {
+Result<RegionKeys> ShmTransport::register_memory(const LocalRegion& region, const Pinned&) {
   Keys keys;
   if (const auto slice = PoolMemory::find(region.base, end_of(region.spans))) {
     auto found = exported_.find(slice->memfd_id);

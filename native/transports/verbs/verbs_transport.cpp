@@ -111,7 +111,8 @@ Capabilities VerbsTransport::capabilities() const noexcept {
           .window = 64,
           .memory = gpu_ == nullptr ? MemoryKinds(MemoryKind::kHost)
                                     : MemoryKinds(MemoryKind::kHost) | MemoryKind::kGpu,
-          .converts = false};
+          .converts = false,
+          .pins = true};
 }
 
 Result<KeyedSpan> VerbsTransport::shared_fences() {
@@ -135,11 +136,6 @@ Result<Pinned> VerbsTransport::prepare(const LocalRegion& region) {
 
 Result<RegionKeys> VerbsTransport::register_memory(const LocalRegion& region, const Pinned& pinned) {
   auto registration = std::static_pointer_cast<const Registration>(pinned);
-  if (registration == nullptr) {
-    Result<std::shared_ptr<const Registration>> made = Registration::create(device_, region, gpu_.get());
-    if (!made.ok()) return made.status();
-    registration = std::move(made).value();
-  }
   RegionKeys keys = registration->keys();
   registered_[region.id] = std::move(registration);
   return keys;

@@ -98,11 +98,7 @@ class VerbsTransport final : public WrittenPieces<verbs::Peer> {
   ~VerbsTransport() override;
 
   Capabilities capabilities() const noexcept override;
-  bool prepares() const noexcept override { return true; }
   Result<Pinned> prepare(const LocalRegion& region) override;
-  Result<RegionKeys> register_memory(const LocalRegion& region) override {
-    return register_memory(region, nullptr);
-  }
   Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned& pinned) override;
   void deregister_memory(RegionId region) noexcept override;
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
