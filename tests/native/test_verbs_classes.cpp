@@ -21,10 +21,10 @@ constexpr const char* kTwo =
     "0-63: pairs=1 traffic_class=104; 64-255: pairs=2 traffic_class=26 service_level=3 rate_gbps=100";
 constexpr std::uint8_t kUrgent = 0, kBulk = 64, kUrgentTraffic = 104, kBulkTraffic = 26;
 
-verbs::Options with(const std::string& classes, verbs::Ways ways = verbs::Ways::kRead) {
+verbs::Options with(const std::string& classes, bool writes = false) {
   verbs::Options options;
   options.traffic_class = 7;
-  options.ways = ways;
+  options.writes = writes;
   Result<std::vector<PairClass>> parsed = verbs::parse_classes(classes, options.only_class());
   REQUIRE_OK(parsed);
   options.classes = std::move(parsed).value();
@@ -197,9 +197,8 @@ TEST(ends_whose_classes_differ_have_one) {
 
 // A destination and its sources, with works of either priority.
 struct Classes : Rails {
-  explicit Classes(std::uint32_t pages = 2048, verbs::Ways ways = verbs::Ways::kRead)
-      : Rails(pages, with(kTwo, ways)) {
-    if (ways == verbs::Ways::kRead) return;
+  explicit Classes(std::uint32_t pages = 2048, bool writes = false) : Rails(pages, with(kTwo, writes)) {
+    if (!writes) return;
     REQUIRE_OK(src.transport->attach(back, to.remote()));
   }
   std::vector<Work> works_of(std::uint8_t priority, std::uint32_t num, std::uint32_t pairs_per_piece) {
@@ -262,7 +261,7 @@ TEST(works_of_one_class_overtake_those_of_another_behind_full_queue_pairs) {
 
 TEST(pieces_that_are_written_overtake_likewise) {
   for (const Way& way : kWays) {
-    Classes rails(2048, verbs::Ways::kWrite);
+    Classes rails(2048, true);
     rails.fabric.hold_class(way.traffic_of_standing, true);
     std::vector<Work> standing = rails.works_of(way.standing, 2048, 16),
                       going = rails.works_of(way.going, 1024, 16);

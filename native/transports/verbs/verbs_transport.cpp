@@ -105,7 +105,7 @@ VerbsTransport::~VerbsTransport() {
 Capabilities VerbsTransport::capabilities() const noexcept {
   return {.name = "verbs",
           .one_sided = true,
-          .two_sided = device_->options().ways != verbs::Ways::kRead,
+          .two_sided = device_->options().writes,
           .far = far_,
           .classes = verbs::priorities_of(device_->classes()),
           .window = 64,
@@ -148,19 +148,12 @@ void VerbsTransport::deregister_memory(RegionId region) noexcept { registered_.e
 std::string VerbsTransport::path_to(PeerId id) const {
   const Peer* const peer = find(id);
   if (peer == nullptr || peer->path.empty()) return {};
-  if (!peer->writes || peer->pairs == nullptr) return peer->path + ", by READ";
-  if (device_->options().ways == verbs::Ways::kWrite) return peer->path + ", by WRITE";
-  std::string path = peer->path;
-  for (std::size_t i = 0; i < peer->pairs->classes().size(); ++i) path += ", by " + peer->ways[i].in_words();
-  return path;
+  return peer->path + (peer->writes ? ", by WRITE" : ", by READ");
 }
 
-WorkKind VerbsTransport::choose(PeerId id, const Move& move, std::uint32_t) const noexcept {
+WorkKind VerbsTransport::choose(PeerId id, const Move&, std::uint32_t) const noexcept {
   const Peer* const peer = find(id);
-  if (peer == nullptr || !peer->writes || peer->pairs == nullptr) return WorkKind::kFetch;
-  const bool by_write = device_->options().ways == verbs::Ways::kWrite ||
-                        peer->ways[peer->pairs->classes().of(move.priority)].by_write();
-  return by_write ? WorkKind::kReceive : WorkKind::kFetch;
+  return peer != nullptr && peer->writes ? WorkKind::kReceive : WorkKind::kFetch;
 }
 
 Status VerbsTransport::attach(PeerId id, const RemoteRegion& region) {
@@ -245,7 +238,7 @@ Status VerbsTransport::on_connected(Peer& peer, const verbs::SetUp& ended) {
   if (ended.status.code() == Code::kExhausted) return {Code::kExhausted, std::string(kNoMemory)};
   if (!ended.status.ok())
     return {ended.status.code(), "its " + hello.device_name() + ": " + ended.status.message()};
-  if (hello.takes_writes != 0 && device_->options().ways != verbs::Ways::kRead) {
+  if (hello.takes_writes != 0 && device_->options().writes) {
     peer.awaited.reserve(QueuePair::kNumReceives, peer.pairs->classes().size());
     peer.asked.reserve(QueuePair::kNumReceives * peer.pairs->classes().size());
     peer.writes = true;
@@ -628,7 +621,6 @@ void VerbsTransport::land(Peer& peer, Flight& flight) noexcept {
     code = flight.code;
   }
   if (flight.scratch) fences_->give_back(*flight.scratch);
-  if (code == Code::kOk && flight.work.kind == WorkKind::kFetch) measure(peer, flight.work, false);
   end_work(flight.work.id, code, code == Code::kOk ? std::string_view() : flight.why);
 }
 
@@ -638,18 +630,7 @@ void VerbsTransport::land_written(Peer& peer, std::uint32_t number) noexcept {
   if (piece == nullptr) return;
   if (piece->code == Code::kOk && piece->work.move->local->kind == MemoryKind::kGpu)
     piece->code = flush(piece->why);
-  if (piece->code == Code::kOk) measure(peer, piece->work, true);
   end_awaited(peer, *piece, piece->code, piece->why);
-}
-
-void VerbsTransport::measure(Peer& peer, const Work& work, bool by_write) noexcept {
-  if (!peer.writes || device_->options().ways != verbs::Ways::kMeasured) return;
-  const std::size_t of_class = peer.pairs->class_of(work);
-  std::size_t others = peer.awaited.size(of_class);
-  for (const QueuePair& pair : std::as_const(*peer.pairs).of(of_class)) others += pair.flights.size();
-  const Move& move = *work.move;
-  peer.ways[of_class].landed(by_write, piece_nbytes(*move.program, move.grid.piece(work.piece)), others - 1,
-                             Clock::now());
 }
 
 // One flush serves all that completed before it.
