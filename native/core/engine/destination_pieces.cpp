@@ -44,7 +44,7 @@ void Destinations::list(Destination& destination) {
 }
 
 void Destinations::path_came(SessionKey session, RegionId remote) {
-  for (const TransferKey& key : destinations_.of_remote(session, remote))
+  for (const TransferKey& key : ends_.of_remote(session, remote))
     if (Destination& destination = *find(key); destination.state == TransferState::kMoving) list(destination);
 }
 
