@@ -313,10 +313,10 @@ demo-vllm: $(VENV)/dev.stamp $(VENV)/module.stamp
 	@$(ENVIRONMENT) vllm
 	.vllm/bin/python -m kvxfer.bench demo $(ARGS)
 
-# The oldest commit whose frames are this version's, and the newest of those that it cannot talk to (protocol 4).
+# The oldest commit whose frames are this version's, and the newest of those that it cannot talk to (protocol 5).
 # When the protocol changes OLDER stays, as long as its protocol is spoken.
-OLDER := 040598d140bedddea5a0b96c1434cd43c76980ec
-APART := 880ab3091cf6bee853245b8bc573292e06818bf2
+OLDER := d453aaf68023b64e7ccf7994a2082878f6f67c64
+APART := 8c5d936cf64818d7e38579f3f4560de26b9ad37b
 VERSIONS := build/versions/older-$(OLDER).stamp build/versions/apart-$(APART).stamp
 
 # In an environment of its own, beside the tests of the same commit.

@@ -237,8 +237,8 @@ class Moving:
         For people; later versions may word it differently. The text names the runs of bytes that move and
         what happens to their elements. It lists the rails over which they come here, in the order of choice,
         with the reasons: which rails are far from the memory here, and which go through host memory. If a NIC
-        moves them, it says whether by READ or WRITE, with the rates of both if they were measured. The
-        `notes` of both regions follow. Costs as much as compiling two copy programs.
+        moves them, it says whether by READ or WRITE. The `notes` of both regions follow. Costs as much as
+        compiling two copy programs.
 
         Raises
         ------

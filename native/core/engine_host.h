@@ -57,7 +57,7 @@ class EngineHost {
   virtual std::uint32_t session_open(SessionKey session) = 0;
   // Dials again a rail that session_open started, in its next life. Later rail_up or rail_failed.
   virtual void dial_rail(SessionKey session, const wire::RailName& rail) = 0;
-  virtual PostResult post(RailId rail, const Work& work) = 0;
+  virtual Code post(RailId rail, const Work& work) = 0;  // see Transport::post
   // See Transport::choose; for a rail that takes both one-sided and two-sided works.
   virtual WorkKind choose(RailId rail, const Move& move, std::uint32_t piece) = 0;
   // Only asks: completions report the end.
@@ -100,7 +100,7 @@ struct TransferRequest {
   Time timeout_ns = 0;
   bool integrity = false;
   // A write's handle ends only when none of its bytes can land any more: the destination has said so, or its
-  // session is lost. A peer of a release without Features::last_words cannot say so; then it ends at once.
+  // session is lost.
   bool awaits_last_word = false;
   LeaseId lease = 0;  // of the peer's granting; no other lease may allow it. 0: any lease may
   wire::Bytes context = {};  // whose request it is, at most wire::kMaxContext bytes of UTF-8

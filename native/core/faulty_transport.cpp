@@ -76,35 +76,27 @@ Status FaultyTransport::attach(PeerId peer, const RemoteRegion& region) {
   return inner_->attach(peer, region);
 }
 
-PostResult FaultyTransport::post(PeerId peer, std::span<const Work> batch) noexcept {
-  if (!connected_.contains(peer) || down_.contains(peer)) return {0, Code::kRailFailed};
-  const bool again = !batch.empty() && chance(faults_.again);
-  const std::size_t count = again ? random(batch.size()) : batch.size();
-  for (std::size_t i = 0; i < count; ++i) {
-    const Work& work = batch[i];
-    const bool to_fail = chance(faults_.fail);
-    // A fetch may fail before or after its bytes moved. A send or a receive goes ahead: the other
-    // end has its counterpart posted, and a rail that is up does deliver.
-    if (to_fail && work.kind == WorkKind::kFetch && chance(0.5)) {
-      Completion completion;
-      completion.work = work.id;
-      completion.code = Code::kRailFailed;
-      completion.detail = "injected fault: the work was not started";
-      hold(std::move(completion));
-    } else {
-      outstanding_[work.id] = {peer, to_fail, false};
-      const PostResult result = inner_->post(peer, batch.subspan(i, 1));
-      if (result.accepted == 0) {
-        outstanding_.erase(work.id);
-        return {i, result.code};
-      }
-    }
-    if (++num_accepted_ == faults_.down_after) {
-      take_down(peer);
-      return {i + 1, i + 1 == batch.size() ? Code::kOk : Code::kRailFailed};
+Code FaultyTransport::post(PeerId peer, const Work& work) noexcept {
+  if (!connected_.contains(peer) || down_.contains(peer)) return Code::kRailFailed;
+  if (chance(faults_.again)) return Code::kAgain;
+  const bool to_fail = chance(faults_.fail);
+  // A fetch may fail before or after its bytes moved. A send or a receive goes ahead: the other
+  // end has its counterpart posted, and a rail that is up does deliver.
+  if (to_fail && work.kind == WorkKind::kFetch && chance(0.5)) {
+    Completion completion;
+    completion.work = work.id;
+    completion.code = Code::kRailFailed;
+    completion.detail = "injected fault: the work was not started";
+    hold(std::move(completion));
+  } else {
+    outstanding_[work.id] = {peer, to_fail, false};
+    if (const Code posted = inner_->post(peer, work); posted != Code::kOk) {
+      outstanding_.erase(work.id);
+      return posted;
     }
   }
-  return {count, again ? Code::kAgain : Code::kOk};
+  if (++num_accepted_ == faults_.down_after) take_down(peer);
+  return Code::kOk;
 }
 
 void FaultyTransport::cancel(std::span<const WorkId> works) noexcept {

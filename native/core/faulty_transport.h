@@ -34,10 +34,6 @@ class FaultyTransport final : public Transport {
   FaultyTransport(std::unique_ptr<Transport> inner, const Faults& faults);
 
   Capabilities capabilities() const noexcept override { return inner_->capabilities(); }
-  Result<RegionKeys> register_memory(const LocalRegion& region) override {
-    return inner_->register_memory(region);
-  }
-  bool prepares() const noexcept override { return inner_->prepares(); }
   Result<Pinned> prepare(const LocalRegion& region) override { return inner_->prepare(region); }
   Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned& pinned) override {
     return inner_->register_memory(region, pinned);
@@ -49,7 +45,7 @@ class FaultyTransport final : public Transport {
   std::string path_to(PeerId peer) const override { return inner_->path_to(peer); }
   Status attach(PeerId peer, const RemoteRegion& region) override;
   void detach(PeerId peer, RegionId region) noexcept override { inner_->detach(peer, region); }
-  PostResult post(PeerId peer, std::span<const Work> batch) noexcept override;
+  Code post(PeerId peer, const Work& work) noexcept override;
   WorkKind choose(PeerId peer, const Move& move, std::uint32_t piece) const noexcept override {
     return inner_->choose(peer, move, piece);
   }

@@ -322,7 +322,7 @@ Result<RegionId> Runtime::register_region(std::string name,
       const Capabilities capabilities = rails_.at(i).capabilities();
       if (!capabilities.memory.has(kind)) continue;
       asks_node = asks_node || (kind == MemoryKind::kHost && capabilities.far.differ_by_node());
-      if (rails_.at(i).prepares())
+      if (capabilities.pins)
         slow.emplace_back(i, rails_.share(i));
       else
         add(i, nullptr, turn.now);

@@ -253,7 +253,7 @@ class Runtime final : private EngineHost {
   void dial_rail(SessionKey session, const wire::RailName& rail) override {
     connections_.dial_rail(session, rail);
   }
-  PostResult post(RailId rail, const Work& work) override { return rails_.post(rail, work); }
+  Code post(RailId rail, const Work& work) override { return rails_.post(rail, work); }
   WorkKind choose(RailId rail, const Move& move, std::uint32_t piece) override {
     return rails_.choose(rail, move, piece);
   }

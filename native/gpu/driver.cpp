@@ -1,84 +1,68 @@
 #include "gpu/driver.h"
 
-#include <dlfcn.h>
+#include "kvxfer/opened_library.h"
 
 namespace kvxfer::gpu {
 namespace {
 
-struct Loaded {
+Result<Driver> load_library() {
+  OpenedLibrary library({"libcuda.so.1"});
+  if (!library.why().empty()) return Status(Code::kUnsupported, "no CUDA driver: " + library.why());
   Driver driver{};
-  Status status;
-};
-
-Loaded load_library() {
-  Loaded out;
-  // Never closed: the driver runs its own threads.
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* why = dlerror();
-    out.status = Status(Code::kUnsupported, std::string("no CUDA driver: ") +
-                                                (why != nullptr ? why : "libcuda.so.1 cannot be opened"));
-    return out;
-  }
-  const auto find = [&](auto& function, const char* symbol) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, symbol));
-    if (function == nullptr && out.status.ok())
-      out.status =
-          Status(Code::kUnsupported, std::string("this CUDA driver is too old: it has no ") + symbol);
-  };
-  Driver& driver = out.driver;
-  find(driver.init, "cuInit");
-  find(driver.error_name, "cuGetErrorName");
-  find(driver.error_string, "cuGetErrorString");
-  find(driver.device_get, "cuDeviceGet");
-  find(driver.primary_context_retain, "cuDevicePrimaryCtxRetain");
-  find(driver.primary_context_release, "cuDevicePrimaryCtxRelease_v2");
-  find(driver.context_push, "cuCtxPushCurrent_v2");
-  find(driver.context_pop, "cuCtxPopCurrent_v2");
-  find(driver.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
-  find(driver.stream_create, "cuStreamCreateWithPriority");
-  find(driver.stream_destroy, "cuStreamDestroy_v2");
-  find(driver.stream_query, "cuStreamQuery");
-  find(driver.stream_synchronize, "cuStreamSynchronize");
-  find(driver.stream_wait_event, "cuStreamWaitEvent");
-  find(driver.context_synchronize, "cuCtxSynchronize");
-  find(driver.stream_write, "cuStreamWriteValue32_v2");
-  find(driver.stream_wait, "cuStreamWaitValue32_v2");
-  find(driver.device_attribute, "cuDeviceGetAttribute");
-  find(driver.stream_is_capturing, "cuStreamIsCapturing");
-  find(driver.stream_context, "cuStreamGetCtx");
-  find(driver.context_device, "cuCtxGetDevice");
-  find(driver.event_query, "cuEventQuery");
-  find(driver.priority_range, "cuCtxGetStreamPriorityRange");
-  find(driver.memory_allocate, "cuMemAlloc_v2");
-  find(driver.memory_free, "cuMemFree_v2");
-  find(driver.address_range, "cuMemGetAddressRange_v2");
-  find(driver.ipc_export, "cuIpcGetMemHandle");
-  find(driver.ipc_open, "cuIpcOpenMemHandle_v2");
-  find(driver.ipc_close, "cuIpcCloseMemHandle");
-  find(driver.allocation_create, "cuMemCreate");
-  find(driver.allocation_granularity, "cuMemGetAllocationGranularity");
-  find(driver.allocation_retain, "cuMemRetainAllocationHandle");
-  find(driver.allocation_release, "cuMemRelease");
-  find(driver.allocation_properties, "cuMemGetAllocationPropertiesFromHandle");
-  find(driver.allocation_export, "cuMemExportToShareableHandle");
-  find(driver.allocation_import, "cuMemImportFromShareableHandle");
-  find(driver.address_reserve, "cuMemAddressReserve");
-  find(driver.address_free, "cuMemAddressFree");
-  find(driver.map, "cuMemMap");
-  find(driver.unmap, "cuMemUnmap");
-  find(driver.set_access, "cuMemSetAccess");
-  find(driver.host_allocate, "cuMemHostAlloc");
-  find(driver.host_free, "cuMemFreeHost");
-  find(driver.host_to_device, "cuMemcpyHtoDAsync_v2");
-  find(driver.copy_2d, "cuMemcpy2DAsync_v2");
-  find(driver.memory_set, "cuMemsetD8Async");
-  find(driver.function_set, "cuFuncSetAttribute");
-  find(driver.launch, "cuLaunchKernel");
-  if (!out.status.ok()) return out;
+  library.find(driver.init, "cuInit");
+  library.find(driver.error_name, "cuGetErrorName");
+  library.find(driver.error_string, "cuGetErrorString");
+  library.find(driver.device_get, "cuDeviceGet");
+  library.find(driver.primary_context_retain, "cuDevicePrimaryCtxRetain");
+  library.find(driver.primary_context_release, "cuDevicePrimaryCtxRelease_v2");
+  library.find(driver.context_push, "cuCtxPushCurrent_v2");
+  library.find(driver.context_pop, "cuCtxPopCurrent_v2");
+  library.find(driver.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
+  library.find(driver.stream_create, "cuStreamCreateWithPriority");
+  library.find(driver.stream_destroy, "cuStreamDestroy_v2");
+  library.find(driver.stream_query, "cuStreamQuery");
+  library.find(driver.stream_synchronize, "cuStreamSynchronize");
+  library.find(driver.stream_wait_event, "cuStreamWaitEvent");
+  library.find(driver.context_synchronize, "cuCtxSynchronize");
+  library.find(driver.stream_write, "cuStreamWriteValue32_v2");
+  library.find(driver.stream_wait, "cuStreamWaitValue32_v2");
+  library.find(driver.device_attribute, "cuDeviceGetAttribute");
+  library.find(driver.stream_is_capturing, "cuStreamIsCapturing");
+  library.find(driver.stream_context, "cuStreamGetCtx");
+  library.find(driver.context_device, "cuCtxGetDevice");
+  library.find(driver.event_query, "cuEventQuery");
+  library.find(driver.priority_range, "cuCtxGetStreamPriorityRange");
+  library.find(driver.memory_allocate, "cuMemAlloc_v2");
+  library.find(driver.memory_free, "cuMemFree_v2");
+  library.find(driver.address_range, "cuMemGetAddressRange_v2");
+  library.find(driver.ipc_export, "cuIpcGetMemHandle");
+  library.find(driver.ipc_open, "cuIpcOpenMemHandle_v2");
+  library.find(driver.ipc_close, "cuIpcCloseMemHandle");
+  library.find(driver.allocation_create, "cuMemCreate");
+  library.find(driver.allocation_granularity, "cuMemGetAllocationGranularity");
+  library.find(driver.allocation_retain, "cuMemRetainAllocationHandle");
+  library.find(driver.allocation_release, "cuMemRelease");
+  library.find(driver.allocation_properties, "cuMemGetAllocationPropertiesFromHandle");
+  library.find(driver.allocation_export, "cuMemExportToShareableHandle");
+  library.find(driver.allocation_import, "cuMemImportFromShareableHandle");
+  library.find(driver.address_reserve, "cuMemAddressReserve");
+  library.find(driver.address_free, "cuMemAddressFree");
+  library.find(driver.map, "cuMemMap");
+  library.find(driver.unmap, "cuMemUnmap");
+  library.find(driver.set_access, "cuMemSetAccess");
+  library.find(driver.host_allocate, "cuMemHostAlloc");
+  library.find(driver.host_free, "cuMemFreeHost");
+  library.find(driver.host_to_device, "cuMemcpyHtoDAsync_v2");
+  library.find(driver.copy_2d, "cuMemcpy2DAsync_v2");
+  library.find(driver.memory_set, "cuMemsetD8Async");
+  library.find(driver.function_set, "cuFuncSetAttribute");
+  library.find(driver.launch, "cuLaunchKernel");
+  if (!library.lacks().empty())
+    return Status(Code::kUnsupported, "this CUDA driver is too old: it has no " + library.lacks());
   // Functions that an older driver may lack, looked up by version: in CUDA 13 the same name is another
   // function.
-  const auto find_version = reinterpret_cast<Driver::FindVersion>(dlsym(library, "cuGetProcAddress_v2"));
+  Driver::FindVersion find_version;
+  library.find_if_there(find_version, "cuGetProcAddress_v2");
   const auto find_if_there = [&](auto& function, const char* symbol, int version) {
     void* found = nullptr;
     if (find_version == nullptr || find_version(symbol, &found, version, 0, nullptr) != 0) return;
@@ -90,17 +74,17 @@ Loaded load_library() {
   find_if_there(driver.flush_remote_writes, "cuFlushGPUDirectRDMAWrites", 11030);
   if (const int error = driver.init(0); error != 0) {
     const Status status = driver.status(error, "cuInit");
-    out.status = Status(Code::kUnsupported, "the CUDA driver does not start: " + status.message());
+    return Status(Code::kUnsupported, "the CUDA driver does not start: " + status.message());
   }
-  return out;
+  return driver;
 }
 
 }  // namespace
 
 Result<const Driver*> Driver::load() {
-  static const Loaded loaded = load_library();
-  if (!loaded.status.ok()) return loaded.status;
-  return &loaded.driver;
+  static const Result<Driver> loaded = load_library();
+  if (!loaded.ok()) return loaded.status();
+  return &loaded.value();
 }
 
 Status Driver::status(int error, std::string_view what) const {

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import pytest
 
-from kvxfer import errors
 from kvxfer.errors import KvxferError, PeerError, TransferError
 from tests.fault.node import BOUND_S, LARGE, LONG_S, ROOT, SMALL, Node, Worker
 
@@ -192,14 +191,7 @@ def test_a_peer_of_the_other_version_is_killed(
     survivor.wait_idle()
 
 
-def test_without_a_protocol_in_common_both_ends_read_which_they_speak(
-    transport: str, version: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Errors of that version have no context when they leave its process.
-    rebuild = errors._rebuild
-    monkeypatch.setattr(
-        errors, "_rebuild", lambda *told: rebuild(*told[:5], *("",) * (7 - len(told)), *told[5:])
-    )
+def test_without_a_protocol_in_common_both_ends_read_which_they_speak(transport: str, version: Make) -> None:
     head, apart = (version(of, of, transport) for of in ("head", "apart"))
     spoken = []
     for caller, called, where in ((head, apart, "at the peer"), (apart, head, "here")):

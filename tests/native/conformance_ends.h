@@ -29,6 +29,7 @@
 #include "kvxfer/transport.h"
 #include "program_samples.h"
 #include "test_reactor.h"
+#include "transport_calls.h"
 
 namespace kvxfer::conformance {
 
@@ -210,7 +211,7 @@ class End {
     }
     num_handlers_at_first = reactor.num_handlers();
     region = memory.region(next_region_id());
-    auto registered = transport->register_memory(region);
+    auto registered = testing::register_memory(*transport, region);
     REQUIRE_OK(registered);
     keys = std::move(registered).value();
     CHECK(keys.size() <= kMaxKeyBytes);
@@ -235,14 +236,11 @@ class End {
   }
 
   void cancel(WorkId id) { transport->cancel(std::span(&id, 1)); }
-  PostResult post(std::span<const Work> batch) {
-    const PostResult result = transport->post(peer, batch);
-    CHECK(result.accepted <= batch.size());
-    if (result.accepted < batch.size())
-      CHECK(result.code == Code::kAgain || result.code == Code::kRailFailed);
-    if (result.code == Code::kOk) CHECK_EQ(result.accepted, batch.size());
-    for (std::size_t i = 0; i < result.accepted; ++i) accepted[batch[i].id] = true;
-    return result;
+  Code post(const Work& work) {
+    const Code code = transport->post(peer, work);
+    CHECK(code == Code::kOk || code == Code::kAgain || code == Code::kRailFailed);
+    if (code == Code::kOk) accepted[work.id] = true;
+    return code;
   }
 
   bool completed(WorkId id) const { return outcomes.contains(id); }
@@ -309,10 +307,8 @@ inline constexpr std::size_t kRegionNbytes = 8 * 1024 * 1024;
 
 class Pair {
  public:
-  explicit Pair(const Subject& subject, std::size_t nbytes = kRegionNbytes,
-                const FenceSlotRange& slots = FenceTable::kSlots)
-      : fence_slots(slots),
-        random(check::seed()),
+  explicit Pair(const Subject& subject, std::size_t nbytes = kRegionNbytes)
+      : random(check::seed()),
         src(subject, nbytes, true, random),
         dst(subject, nbytes, false, random),
         subject_(subject) {
@@ -333,10 +329,10 @@ class Pair {
   void connect() {
     auto [a, b] = subject_.sockets();
     src.up = src.down = dst.up = dst.down = false;
-    auto src_peer = src.transport->connect(std::move(a), {true, 0, "dst", nullptr, 0, fence_slots});
+    auto src_peer = src.transport->connect(std::move(a), {true, 0, "dst"});
     REQUIRE_OK(src_peer);
     src.peer = src_peer.value();
-    auto dst_peer = dst.transport->connect(std::move(b), {false, 0, "src", nullptr, 0, fence_slots});
+    auto dst_peer = dst.transport->connect(std::move(b), {false, 0, "src"});
     REQUIRE_OK(dst_peer);
     dst.peer = dst_peer.value();
     REQUIRE(run_until([&] { return src.up && dst.up; }));
@@ -366,7 +362,6 @@ class Pair {
     for (int idle = 0; idle < 200;) idle = step() ? 0 : idle + 1;
   }
 
-  const FenceSlotRange fence_slots;
   check::Random random;
   End src;
   End dst;
@@ -571,17 +566,18 @@ class TestTransfer {
     return offset + layer_stride * shape.num_layers;
   }
 
-  // Makes one post of some of works[num_posted, end), and steps if there is back-pressure. False: the rail is
-  // down.
+  // Posts some of works[num_posted, end), and steps if there is back-pressure. False: the rail is down.
   bool post_some(End& end, const std::vector<Work>& works, std::size_t& num_posted, std::size_t last,
                  std::vector<WorkId>& by_piece) {
     if (num_posted >= last) return true;
     const std::size_t count = pair_.random.between(1, last - num_posted);
-    const PostResult result = end.post(std::span(works).subspan(num_posted, count));
-    for (std::size_t i = 0; i < result.accepted; ++i, ++num_posted)
+    Code code = Code::kOk;
+    for (const std::size_t until = num_posted + count; num_posted < until; ++num_posted) {
+      if (code = end.post(works[num_posted]); code != Code::kOk) break;
       by_piece[works[num_posted].piece] = works[num_posted].id;
-    if (result.code == Code::kAgain) pair_.step();
-    return result.code != Code::kRailFailed;
+    }
+    if (code == Code::kAgain) pair_.step();
+    return code != Code::kRailFailed;
   }
 
   std::vector<std::byte> original_, before_, after_;  // the source; the destination, and its expected content

@@ -279,7 +279,6 @@ class Peer {
 
   static SessionConfig config_of(const PeerOptions& options) {
     SessionConfig config;
-    config.features = {};  // as of an older release
     config.secret = options.secret;
     config.self.name = options.name;
     fill_from_urandom(config.self.incarnation);

@@ -40,7 +40,7 @@ inline LocalRegion region_of(RegionId id, std::byte* base, std::vector<MemorySpa
 
 // A region as its peer hears of it.
 inline RemoteRegion told(CudaIpcTransport& owner, const LocalRegion& region) {
-  auto keys = owner.register_memory(region);
+  auto keys = testing::register_memory(owner, region);
   REQUIRE_OK(keys);
   return {region.id, reinterpret_cast<std::uintptr_t>(region.base), region.spans, std::move(keys).value()};
 }

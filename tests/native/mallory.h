@@ -13,7 +13,7 @@ namespace simulation {
 // Mallory's end of the session, driven frame by frame, and an agent whose memory her rails show.
 class Mallory {
  public:
-  // She has no features, as an older release, unless the test says which.
+  // She has no features, unless the test says which.
   Mallory(World& world, Node& victim, std::optional<RailPlan> rail = two_sided_rail(),
           const wire::Features& features = {})
       : world_(world), victim_(victim), body_(world.add("mallory")), region_(body_.add_region(layout)) {

@@ -13,6 +13,7 @@
 #include "block_programs.h"
 #include "check.h"
 #include "test_reactor.h"
+#include "transport_calls.h"
 
 namespace kvxfer::testing {
 
@@ -71,12 +72,10 @@ inline std::pair<UniqueFd, UniqueFd> socket_pair() {
 // Connects two ends and waits until the rail is up at both. Returns a's number for b, and b's for a. `budget`
 // is that of b's session at a.
 template <class T>
-std::pair<PeerId, PeerId> connect_ends(End<T>& a, End<T>& b, std::shared_ptr<Budget> budget = nullptr,
-                                       const FenceSlotRange& slots = FenceTable::kSlots) {
+std::pair<PeerId, PeerId> connect_ends(End<T>& a, End<T>& b, std::shared_ptr<Budget> budget = nullptr) {
   auto [left, right] = socket_pair();
-  const Result<PeerId> b_at_a =
-      a.transport->connect(std::move(left), {true, 0, "b", std::move(budget), 0, slots});
-  const Result<PeerId> a_at_b = b.transport->connect(std::move(right), {false, 0, "a", nullptr, 0, slots});
+  const Result<PeerId> b_at_a = a.transport->connect(std::move(left), {true, 0, "b", std::move(budget)});
+  const Result<PeerId> a_at_b = b.transport->connect(std::move(right), {false, 0, "a"});
   REQUIRE_OK(b_at_a);
   REQUIRE_OK(a_at_b);
   a.await(CompletionKind::kRailUp);
@@ -107,9 +106,6 @@ inline Work fetch_work(WorkId id, std::shared_ptr<const Move> move, std::uint32_
   work.move = std::move(move);
   return work;
 }
-
-// Slots of a session between two ends of this version.
-inline constexpr std::uint32_t kFirstSlot = FenceTable::kSlots.first;
 
 inline Work fence_work(WorkId id, std::uint32_t slot, std::uint64_t generation) {
   Work work;

@@ -67,7 +67,7 @@ class RawPeer {
     work.kind = kind;
     work.piece = piece;
     work.move = move;
-    REQUIRE_EQ(transport.post(peer, std::span(&work, 1)).accepted, 1);
+    REQUIRE_EQ(transport.post(peer, work), Code::kOk);
     return work.id;
   }
 

@@ -54,7 +54,7 @@ inline RemoteRegion as_remote(const LocalRegion& local, RegionKeys keys) {
 }
 
 inline RemoteRegion register_at(Shm& end, const LocalRegion& local) {
-  Result<RegionKeys> keys = end.transport->register_memory(local);
+  Result<RegionKeys> keys = testing::register_memory(*end.transport, local);
   REQUIRE_OK(keys);
   return as_remote(local, keys.value());
 }
@@ -82,7 +82,7 @@ inline void fetch_all_and_check(Shm& destination, PeerId peer, RegionId region) 
   std::vector<Work> batch;
   for (std::uint32_t piece = 0; piece < move->grid.num_pieces(); ++piece)
     batch.push_back(fetch_work(next_work++, move, piece));
-  const PostResult posted = destination.transport->post(peer, batch);
+  const Posted posted = testing::post_all(*destination.transport, peer, batch);
   REQUIRE_EQ(posted.accepted, batch.size());
   for (const Work& work : batch) {
     const Completion completion = destination.await(work.id);
@@ -99,8 +99,7 @@ inline std::size_t num_open_fds() {
 
 // A destination with a peer that keeps the rules, and a peer whose end of the socket the test writes.
 struct Impostor {
-  explicit Impostor(std::shared_ptr<Budget> budget = nullptr,
-                    const FenceSlotRange& slots = FenceTable::kSlots) {
+  explicit Impostor(std::shared_ptr<Budget> budget = nullptr) {
     bystander_peer = connect_ends(destination, bystander).first;
     fill_pattern(bystander_pool->data(), kRegionNbytes);
     REQUIRE_OK(destination.transport->attach(
@@ -108,7 +107,7 @@ struct Impostor {
     destination.completions.clear();
     auto [left, right] = socket_pair();
     const Result<PeerId> connected =
-        destination.transport->connect(std::move(left), {false, 0, "impostor", std::move(budget), 0, slots});
+        destination.transport->connect(std::move(left), {false, 0, "impostor", std::move(budget)});
     REQUIRE_OK(connected);
     peer = connected.value();
     channel.emplace(std::move(right));
@@ -123,10 +122,10 @@ struct Impostor {
   // `readable`: other processes may read it by the kernel's calls.
   void hello(bool readable = false) {
     shm::Message message;
-    message.nbytes = FenceTable::kSlots.nbytes();
+    message.nbytes = FenceTable::kNbytes;
     if (readable) message.probe_address = reinterpret_cast<std::uintptr_t>(probe.data());
     message.probe = probe;
-    say(message, fences->fill(FenceTable::kSlots).value());
+    say(message, fences->fill().value());
     destination.await(CompletionKind::kRailUp);
   }
   shm::Message memfd(std::uint64_t nbytes, std::uint64_t memfd_id = 1) const {
@@ -157,7 +156,7 @@ struct Impostor {
 
 // ---- another process ----
 
-// A source in a child process: region 1 in a pool, region 2 in other memory, and fence word kFirstSlot + 9.
+// A source in a child process: region 1 in a pool, region 2 in other memory, and fence word 9.
 struct ChildSource {
   explicit ChildSource(const Shm::Make& make =
                            [](Reactor& on, const FenceTable& table) {
@@ -225,7 +224,7 @@ struct ChildSource {
       const ssize_t got = ::recv(control_fd, &command, 1, MSG_DONTWAIT);
       if (got == 0) ::_exit(0);
       if (got == 1 && command == 'b') {
-        source.fences->bump(kFirstSlot + 9);
+        source.fences->bump(9);
         static_cast<void>(::send(control_fd, &command, 1, MSG_NOSIGNAL));
       }
       source.reactor.run_once(1);

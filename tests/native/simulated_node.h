@@ -107,7 +107,7 @@ class Node final : public EngineHost {
     paused_ = false;
     timer_at_ = kNever;
     memories_ = std::make_shared<Memories>();
-    fences_ = std::make_shared<std::vector<std::uint64_t>>(FenceTable::kEnd);
+    fences_ = std::make_shared<std::vector<std::uint64_t>>(FenceTable::kNumSlots);
     EngineConfig config = config_;
     config.session.self.name = name_;
     random({config.session.self.incarnation.data(), 16});
@@ -302,7 +302,7 @@ class Node final : public EngineHost {
   }
   std::uint32_t session_open(SessionKey session) override;
   void dial_rail(SessionKey session, const wire::RailName& rail) override;
-  PostResult post(RailId rail, const Work& work) override;
+  Code post(RailId rail, const Work& work) override;
   WorkKind choose(RailId, const Move&, std::uint32_t) override {
     return network_.random().chance(50) ? WorkKind::kFetch : WorkKind::kReceive;
   }

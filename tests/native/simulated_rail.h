@@ -156,12 +156,11 @@ inline void Node::kill_end(const std::shared_ptr<Link>& link, int side, const st
 
 // ---- works ------------------------------------------------------------------------------------
 
-inline PostResult Node::post(RailId rail, const Work& work) {
+inline Code Node::post(RailId rail, const Work& work) {
   const Running host = enter_host();
   auto found = rails_.find(rail);
-  if (found == rails_.end() || found->second.link->ends[found->second.side].dead)
-    return {0, Code::kRailFailed};
-  if (network_.random().below(100) < again_percent) return {0, Code::kAgain};
+  if (found == rails_.end() || found->second.link->ends[found->second.side].dead) return Code::kRailFailed;
+  if (network_.random().below(100) < again_percent) return Code::kAgain;
   auto job = std::make_shared<Job>();
   job->work = work;
   job->link = found->second.link;
@@ -189,7 +188,7 @@ inline PostResult Node::post(RailId rail, const Work& work) {
     case WorkKind::kCheckFence: check_fence(job); break;
     case WorkKind::kReceive: break;
   }
-  return {1, Code::kOk};
+  return Code::kOk;
 }
 
 inline void Node::cancel(RailId rail, std::span<const WorkId> works) {

@@ -149,13 +149,13 @@ void end_pieces_first(const Subject& subject, bool at_source, int num_steps) {
   }
   conformance::End &first = at_source ? pair.src : pair.dst, &second = at_source ? pair.dst : pair.src;
   std::vector<Work>&early = at_source ? sends : receives, &late = at_source ? receives : sends;
-  REQUIRE_EQ(first.post(early).accepted, early.size());
+  for (const Work& work : early) REQUIRE_EQ(first.post(work), Code::kOk);
   for (int i = 0; i < num_steps; ++i) pair.step();
   std::vector<WorkId> ids;
   for (const Work& work : early) ids.push_back(work.id);
   for (int twice = 0; twice < 2; ++twice) first.transport->cancel(ids);
   pair.run_until_quiet();  // the other end has heard of it
-  REQUIRE_EQ(second.post(late).accepted, late.size());
+  for (const Work& work : late) REQUIRE_EQ(second.post(work), Code::kOk);
   REQUIRE(pair.run_until([&] { return pair.src.all_completed() && pair.dst.all_completed(); }));
   for (const Work& work : early) CHECK_EQ(first.outcome(work.id), Code::kCancelled);
   for (const Work& work : late)
@@ -199,8 +199,7 @@ struct Liar {
     own = region(memory);
     // As if its fence words lay there.
     LocalRegion words = region(fences);
-    words.base -= std::uintptr_t{FenceTable::kSlots.first} * sizeof(std::uint64_t);
-    words.spans = {{FenceTable::kSlots.first * sizeof(std::uint64_t), FenceTable::kSlots.nbytes()}};
+    words.spans = {{0, FenceTable::kNbytes}};
     registered = {fabric::Registration::create(fabric, own, true).value(),
                   fabric::Registration::create(fabric, words, false).value()};
     Message hello;
@@ -255,7 +254,7 @@ struct Liar {
     say(ready(static_cast<std::uint32_t>(Way::kWrite)));
     run_until([&] { return victim.event(CompletionKind::kRailUp) != nullptr; });
     local = region(victim_memory);
-    REQUIRE_OK(victim.transport->register_memory(local));
+    REQUIRE_OK(testing::register_memory(*victim.transport, local));
     REQUIRE_OK(victim.transport->attach(
         peer, {2, reinterpret_cast<std::uintptr_t>(own.base), own.spans, registered[0]->keys()}));
   }
@@ -268,7 +267,7 @@ struct Liar {
     std::vector<Work> made;
     for (std::uint32_t piece = 0; piece < num; ++piece)
       made.push_back({next_work++, kind, piece, move, 0, 0});
-    REQUIRE_EQ(victim.transport->post(peer, made).accepted, num);
+    REQUIRE_EQ(testing::post_all(*victim.transport, peer, made).accepted, num);
     return made;
   }
   bool all_ended_once() {
@@ -283,7 +282,7 @@ struct Liar {
   }
 
   testing::End<Transport> victim;
-  std::vector<std::byte> memory, fences = std::vector<std::byte>(FenceTable::kSlots.nbytes()),
+  std::vector<std::byte> memory, fences = std::vector<std::byte>(FenceTable::kNbytes),
                                  victim_memory = std::vector<std::byte>(kPages * kPage);
   LocalRegion local, own;
   std::shared_ptr<libfabric::LibfabricFabric> fabric;

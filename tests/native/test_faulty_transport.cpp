@@ -71,7 +71,7 @@ TEST(a_rail_goes_down_once_and_its_works_fail) {
     Work work;
     work.kind = WorkKind::kFetch;
     work.move = transfer.at_dst;
-    CHECK_EQ(pair.dst.post(std::span(&work, 1)).code, Code::kRailFailed);
+    CHECK_EQ(pair.dst.post(work), Code::kRailFailed);
     pair.dst.transport->disconnect(pair.dst.peer);
     pair.src.transport->disconnect(pair.src.peer);
     if (stream) continue;  // the source counts its own works, and has not got there yet

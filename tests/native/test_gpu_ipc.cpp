@@ -41,7 +41,7 @@ TEST(a_region_in_two_allocations_is_fetched_from_both) {
   REQUIRE(dst.transport->attach(src_at_dst, remote).ok());
   const auto move = move_of(1, arrived.data(), 2, apart);
   const Work works[] = {fetch_work(1, move, 0), fetch_work(2, move, 1)};
-  CHECK_EQ(dst.transport->post(src_at_dst, works).accepted, 2);
+  CHECK_EQ(testing::post_all(*dst.transport, src_at_dst, works).accepted, 2);
   CHECK(dst.await(1).code == Code::kOk);
   CHECK(dst.await(2).code == Code::kOk);
   for (std::size_t k = 0; k < kBlocks; ++k) {
@@ -78,7 +78,7 @@ std::int64_t launches_of_pieces(std::uint32_t tables_nbytes) {
   for (std::uint32_t piece = 0; piece < 8; ++piece) works.push_back(fetch_work(1 + piece, move, piece));
   constexpr std::int64_t kMany = 1000;
   device().launches_until_failure = kMany;
-  CHECK_EQ(dst.transport->post(src_at_dst, works).accepted, 8);
+  CHECK_EQ(testing::post_all(*dst.transport, src_at_dst, works).accepted, 8);
   for (const Work& work : works) CHECK(dst.await(work.id).code == Code::kOk);
   const std::int64_t num_launches = kMany - device().launches_until_failure;
   device().launches_until_failure = -1;
@@ -107,13 +107,13 @@ TEST(memory_that_its_owner_takes_back_is_unmapped_and_its_work_ends) {
   REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
   const auto move = move_of(1, arrived.data(), 1, 0);
   const Work first[] = {fetch_work(1, move, 0)}, second[] = {fetch_work(2, move, 0)};
-  dst.transport->post(src_at_dst, first);
+  testing::post_all(*dst.transport, src_at_dst, first);
   CHECK(dst.await(1).code == Code::kOk);
   CHECK_EQ(dst.transport->num_mappings(), 1);
   src.transport->deregister_memory(1);
   REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(); },
                                 [&] { return dst.transport->num_mappings() == 0; }));
-  dst.transport->post(src_at_dst, second);
+  testing::post_all(*dst.transport, src_at_dst, second);
   CHECK(dst.await(2).code == Code::kRailFailed);
 }
 
@@ -162,7 +162,7 @@ TEST(memory_registered_again_at_its_address_is_another) {
     random.fill(memory.data(), kNbytes);
     REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(id, memory.data()))).ok());
     const Work works[] = {fetch_work(id, move_of(id, arrived.data(), 1, 0), 0)};
-    dst.transport->post(src_at_dst, works);
+    testing::post_all(*dst.transport, src_at_dst, works);
     REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(); },
                                   [&] { return dst.completion_of(id) != nullptr; }));
     CHECK(dst.completion_of(id)->code == Code::kOk);
@@ -254,9 +254,9 @@ TEST(work_behind_some_whose_memory_is_still_to_come_is_not_left_lying) {
                                 [&] { return dst.transport->num_mappings() == 1; }));
   const Work first[] = {fetch_work(1, move_of(2, arrived.data(), 1, 0), 0)};
   const Work second[] = {fetch_work(2, move_of(1, arrived.data(), 1, 0), 0)};
-  dst.transport->post(src_at_dst, first);
+  testing::post_all(*dst.transport, src_at_dst, first);
   CHECK(!dst.transport->busy());
-  dst.transport->post(src_at_dst, second);
+  testing::post_all(*dst.transport, src_at_dst, second);
   CHECK(dst.transport->busy());
   CHECK(dst.await(2).code == Code::kOk);
   CHECK(dst.completion_of(1) == nullptr);
@@ -267,11 +267,13 @@ TEST(work_behind_some_whose_memory_is_still_to_come_is_not_left_lying) {
 TEST(memory_that_cannot_be_shared_is_refused_in_words) {
   Ends src(make);
   const gpu::Address unshared = emulated::allocate_pages(kNbytes, 0);
-  const auto refused = src.transport->register_memory(region_of(1, reinterpret_cast<std::byte*>(unshared)));
+  const auto refused =
+      testing::register_memory(*src.transport, region_of(1, reinterpret_cast<std::byte*>(unshared)));
   CHECK_EQ(refused.status().code(), Code::kUnsupported);
   emulated::release(unshared);
   std::vector<std::byte> host(kNbytes);
-  CHECK_EQ(src.transport->register_memory(region_of(2, host.data())).status().code(), Code::kUnsupported);
+  CHECK_EQ(testing::register_memory(*src.transport, region_of(2, host.data())).status().code(),
+           Code::kUnsupported);
 }
 
 TEST(a_region_that_is_refused_leaves_nothing_behind) {
@@ -285,14 +287,14 @@ TEST(a_region_that_is_refused_leaves_nothing_behind) {
   // Its first allocation can be shared; the second is not an allocation.
   const auto apart = static_cast<std::uint64_t>(elsewhere.data() - other.data());
   const auto refused =
-      src.transport->register_memory(region_of(2, other.data(), {{0, kNbytes}, {apart, kNbytes}}));
+      testing::register_memory(*src.transport, region_of(2, other.data(), {{0, kNbytes}, {apart, kNbytes}}));
   CHECK(!refused.ok() && refused.status().code() == Code::kUnsupported);
   src.transport->deregister_memory(2);
   CHECK(!src.transport->lender()->held_by_peers(kEveryRegion));
   // Peers do not wait for memory that is never announced to them.
   REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(3, memory.data()))).ok());
   const Work works[] = {fetch_work(1, move_of(3, arrived.data(), 1, 0), 0)};
-  CHECK_EQ(dst.transport->post(src_at_dst, works).accepted, 1);
+  CHECK_EQ(testing::post_all(*dst.transport, src_at_dst, works).accepted, 1);
   CHECK(dst.await(1).code == Code::kOk);
   CHECK(std::memcmp(arrived.data() + kNbytes - kNbytes / kBlocks, memory.data(), kNbytes / kBlocks) == 0);
   // The first of the two regions had held it as well.
@@ -312,7 +314,7 @@ TEST(a_device_that_fails_ends_its_rails_and_no_work_stays) {
   std::vector<Work> works;
   for (WorkId id = 1; id <= 5; ++id) works.push_back(fetch_work(id, move, 0));
   device().launches_until_failure = 2;
-  CHECK_EQ(dst.transport->post(src_at_dst, works).accepted, works.size());
+  CHECK_EQ(testing::post_all(*dst.transport, src_at_dst, works).accepted, works.size());
   CHECK(dst.await(CompletionKind::kRailDown).detail.find("cuLaunchKernel") != std::string::npos);
   device().launches_until_failure = -1;
   for (const Work& work : works) {
@@ -332,7 +334,7 @@ TEST(a_device_that_falls_silent_with_an_error_is_found_out) {
   REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
   emulated::hang_launches() = true;
   const Work works[] = {fetch_work(1, move_of(1, arrived.data(), 1, 0), 0)};
-  dst.transport->post(src_at_dst, works);
+  testing::post_all(*dst.transport, src_at_dst, works);
   for (int step = 0; step < 10; ++step) dst.step();
   CHECK(dst.completion_of(1) == nullptr);
   device().stream_error = emulated::kLaunchFailed;
@@ -362,7 +364,7 @@ TEST(a_peer_that_lies_loses_its_rail) {
 // A peer that the test drives by hand; it has said hello.
 struct Liar {
   explicit Liar(Ends& end) : fences(Ends::make_fences()), channel(open(end), kMessageNbytes) {
-    say(1, 0, share_copy_of(fences->fill(FenceTable::kSlots).value()));
+    say(1, 0, share_copy_of(fences->fill().value()));
     end.await(CompletionKind::kRailUp);
   }
   static UniqueFd open(Ends& end) {
@@ -372,7 +374,7 @@ struct Liar {
   }
   void say(std::uint32_t kind, std::uint64_t memory_id, SharedFd fd = nullptr) {
     std::array<std::byte, kMessageNbytes> message{};
-    const std::uint64_t nbytes = FenceTable::kSlots.nbytes();
+    const std::uint64_t nbytes = FenceTable::kNbytes;
     std::memcpy(message.data(), "kvg2", 4);
     std::memcpy(message.data() + 4, &kind, sizeof kind);
     std::memcpy(message.data() + 8, &memory_id, sizeof memory_id);

@@ -39,7 +39,7 @@ struct Scene {
     std::tie(dst_at_src, src_at_dst) = connect_ends(src, dst);
     REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
     const Work works[] = {fetch_work(1, move_of(1, arrived.data(), 1, 0), 0)};
-    REQUIRE_EQ(dst.transport->post(src_at_dst, works).accepted, 1);
+    REQUIRE_EQ(testing::post_all(*dst.transport, src_at_dst, works).accepted, 1);
     REQUIRE(dst.reactor.run_until([&] { step(); }, [] { return launches().num_begun() == 1; }));
   }
   ~Scene() { launches().let_all(); }  // closing waits for them
@@ -121,7 +121,7 @@ TEST(no_more_than_so_many_bytes_are_under_way_and_what_ended_makes_room) {
   const auto move = move_of(1, arrived.data(), kLayers, kNbytes);
   std::vector<Work> works;
   for (std::uint32_t layer = 0; layer < kLayers; ++layer) works.push_back(fetch_work(1 + layer, move, layer));
-  REQUIRE_EQ(dst.transport->post(src_at_dst, works).accepted, kLayers);
+  REQUIRE_EQ(testing::post_all(*dst.transport, src_at_dst, works).accepted, kLayers);
   REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(); }, [] { return launches().num_begun() == 1; }));
   for (int step = 0; step < 10; ++step) dst.step();
   // Works that are not launched can still be stopped: all but the first four.
@@ -133,7 +133,7 @@ TEST(no_more_than_so_many_bytes_are_under_way_and_what_ended_makes_room) {
   for (std::uint32_t layer = 0; layer < 4; ++layer) CHECK(dst.completion_of(1 + layer) == nullptr);
 
   for (Work& work : works) work.id += kLayers;
-  REQUIRE_EQ(dst.transport->post(src_at_dst, works).accepted, kLayers);
+  REQUIRE_EQ(testing::post_all(*dst.transport, src_at_dst, works).accepted, kLayers);
   launches().let_all();
   for (const Work& work : works) CHECK(dst.await(work.id).code == Code::kOk);
   for (std::uint32_t layer = 0; layer < 4; ++layer) CHECK(dst.await(1 + layer).code == Code::kOk);
@@ -156,7 +156,7 @@ TEST(peers_take_turns) {
   for (const PeerId peer : peers)
     for (int k = 0; k < 3; ++k) {
       const Work work[] = {fetch_work(id++, move_of(1, arrived.data(), 1, 0), 0)};
-      REQUIRE_EQ(dst.transport->post(peer, work).accepted, 1);
+      REQUIRE_EQ(testing::post_all(*dst.transport, peer, work).accepted, 1);
     }
   launches().let_all();
   for (const WorkId work : {3, 6})

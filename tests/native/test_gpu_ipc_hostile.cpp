@@ -36,15 +36,15 @@ struct Impostor {
     peer = connected.value();
     channel = std::make_unique<cuda_ipc::SideChannel>(std::move(far));
     Message hello;
-    hello.nbytes = FenceTable::kSlots.nbytes();
-    say(hello, share_copy_of(fences->fill(FenceTable::kSlots).value()));
+    hello.nbytes = FenceTable::kNbytes;
+    say(hello, share_copy_of(fences->fill().value()));
     end.await(CompletionKind::kRailUp);
   }
   // The peer that keeps the rules loses nothing.
   ~Impostor() {
     std::memset(theirs.data(), 0x3c, kNbytes);
     const Work works[] = {fetch_work(1000, move_of(1, arrived.data(), 1, 0), 0)};
-    end.transport->post(bystander_peer, works);
+    testing::post_all(*end.transport, bystander_peer, works);
     CHECK_EQ(end.await(1000).code, Code::kOk);
     CHECK(std::memcmp(arrived.data(), theirs.data(), kNbytes) == 0);
   }

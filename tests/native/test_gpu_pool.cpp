@@ -129,12 +129,12 @@ void carries(gpu::HandleKind kind) {
     region.kind = MemoryKind::kGpu;
     region.base = bytes;
     region.spans = {{0, kNbytes}};
-    auto keys = src.transport->register_memory(region);
+    auto keys = testing::register_memory(*src.transport, region);
     REQUIRE_OK(keys);
     REQUIRE(dst.transport->attach(src_at_dst, {1, memory.value(), region.spans, keys.value()}).ok());
     const auto move = block_move(1, landed, kBlockNbytes, {0, 1, 2, 3}, {7, 6, 5, 4}, 4);
     const Work works[] = {fetch_work(1, move, 0)};
-    REQUIRE_EQ(dst.transport->post(src_at_dst, works).accepted, 1);
+    REQUIRE_EQ(testing::post_all(*dst.transport, src_at_dst, works).accepted, 1);
     REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(); },
                                   [&] { return dst.completion_of(1) != nullptr; }));
     REQUIRE(dst.completion_of(1)->code == Code::kOk);

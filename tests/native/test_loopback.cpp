@@ -18,14 +18,13 @@ struct Pair {
     check::Random random(check::seed());
     random.fill(from.data(), from.size());
     peer = connect_ends(destination, *source).first;
-    const Result<RegionKeys> keys = source->transport->register_memory({5, from.data(), {{0, from.size()}}});
+    const Result<RegionKeys> keys =
+        testing::register_memory(*source->transport, {5, from.data(), {{0, from.size()}}});
     REQUIRE_OK(keys);
     remote = {5, reinterpret_cast<std::uintptr_t>(from.data()), {{0, from.size()}}, keys.value()};
     REQUIRE_OK(destination.transport->attach(peer, remote));
   }
-  void post(const Work& work) {
-    REQUIRE_EQ(destination.transport->post(peer, std::span(&work, 1)).accepted, 1u);
-  }
+  void post(const Work& work) { REQUIRE_EQ(destination.transport->post(peer, work), Code::kOk); }
   Work fetch(WorkId id, std::vector<std::uint32_t> src = {0, 1, 2, 3}) {
     std::vector<std::uint32_t> dst(src.rbegin(), src.rend());
     const auto num_pairs = static_cast<std::uint32_t>(src.size());
@@ -50,10 +49,10 @@ TEST(pages_arrive_where_they_belong) {
 
 TEST(a_moved_fence_word_ends_the_lease) {
   Pair pair;
-  pair.post(fence_work(1, kFirstSlot + 3, 0));
+  pair.post(fence_work(1, 3, 0));
   CHECK_EQ(pair.destination.await(1).code, Code::kOk);
-  pair.source->fences->bump(kFirstSlot + 3);
-  pair.post(fence_work(2, kFirstSlot + 3, 0));
+  pair.source->fences->bump(3);
+  pair.post(fence_work(2, 3, 0));
   CHECK_EQ(pair.destination.await(2).code, Code::kLeaseEnded);
 }
 
@@ -68,7 +67,7 @@ TEST(nothing_is_read_after_deregistration) {
 TEST(nothing_is_read_after_the_source_is_gone) {
   Pair pair;
   pair.post(pair.fetch(1));
-  pair.post(fence_work(2, kFirstSlot + 0, 0));
+  pair.post(fence_work(2, 0, 0));
   pair.source.reset();
   pair.from = {};
   Completion out[4];  // without the reactor: the socket's end has not been noticed
@@ -99,8 +98,8 @@ TEST(cancel_and_disconnect_complete_what_has_not_begun) {
 
 TEST(post_accepts_a_prefix_when_the_queue_is_full) {
   Pair pair;
-  const std::vector<Work> batch(5000, fence_work(1, kFirstSlot + 0, 0));
-  const PostResult posted = pair.destination.transport->post(pair.peer, batch);
+  const std::vector<Work> batch(5000, fence_work(1, 0, 0));
+  const testing::Posted posted = testing::post_all(*pair.destination.transport, pair.peer, batch);
   CHECK_EQ(posted.code, Code::kAgain);
   CHECK(posted.accepted > 0 && posted.accepted < batch.size());
 }

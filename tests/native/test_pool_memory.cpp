@@ -172,24 +172,23 @@ TEST(a_fence_word_begins_at_zero_and_moves_on) {
   auto table = FenceTable::create();
   REQUIRE_OK(table);
   FenceTable& fences = *table.value();
-  for (const FenceSlotRange& slots : {FenceTable::kOldSlots, FenceTable::kSlots}) {
-    CHECK_EQ(fences.generation(slots.first), 0u);
-    fences.bump(slots.end() - 1);
-    CHECK_EQ(fences.generation(slots.end() - 1), 1u);
-    const Result<int> fd = fences.fill(slots);
-    REQUIRE_OK(fd);
-    CHECK(is_sealed_against_shrinking(fd.value()));
-    CHECK(is_filled(fd.value()));
-    void* reader = ::mmap(nullptr, slots.nbytes(), PROT_READ, MAP_SHARED, fd.value(), 0);
-    REQUIRE(reader != MAP_FAILED);
-    fences.bump(slots.first + 3);
-    const auto* words = static_cast<const std::uint64_t*>(reader);
-    CHECK_EQ(words[3], 1u);
-    CHECK_EQ(words[slots.num - 1], 1u);  // of before it was filled
-    ::munmap(reader, slots.nbytes());
-    if (has(seals_of(fd.value()), "future-write"))
-      CHECK(::mmap(nullptr, slots.nbytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd.value(), 0) == MAP_FAILED);
-  }
+  CHECK_EQ(fences.generation(0), 0u);
+  fences.bump(FenceTable::kNumSlots - 1);
+  CHECK_EQ(fences.generation(FenceTable::kNumSlots - 1), 1u);
+  const Result<int> fd = fences.fill();
+  REQUIRE_OK(fd);
+  CHECK(is_sealed_against_shrinking(fd.value()));
+  CHECK(is_filled(fd.value()));
+  void* reader = ::mmap(nullptr, FenceTable::kNbytes, PROT_READ, MAP_SHARED, fd.value(), 0);
+  REQUIRE(reader != MAP_FAILED);
+  fences.bump(3);
+  const auto* words = static_cast<const std::uint64_t*>(reader);
+  CHECK_EQ(words[3], 1u);
+  CHECK_EQ(words[FenceTable::kNumSlots - 1], 1u);  // of before it was filled
+  ::munmap(reader, FenceTable::kNbytes);
+  if (has(seals_of(fd.value()), "future-write"))
+    CHECK(::mmap(nullptr, FenceTable::kNbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.value(), 0) ==
+          MAP_FAILED);
 }
 
 }  // namespace

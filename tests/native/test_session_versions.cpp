@@ -21,11 +21,12 @@ struct Versions {
   std::string_view words;
 };
 constexpr Versions kNoneInCommon[] = {
-    {1, 0x7a31, "the peer speaks protocol version 1 at most, this agent 5; upgrade kvxfer at the peer"},
-    {1, 1, "the peer speaks protocol version 1 at most, this agent 5; upgrade kvxfer at the peer"},
-    {0, 0, "the peer speaks protocol version 0 at most, this agent 5; upgrade kvxfer at the peer"},
-    {6, 6, "the peer speaks protocol version 6, this agent 5; upgrade kvxfer here"},
-    {9, 6, "the peer speaks protocol version 6 to 9, this agent 5; upgrade kvxfer here"},
+    {1, 0x7a31, "the peer speaks protocol version 1 at most, this agent 6; upgrade kvxfer at the peer"},
+    {1, 1, "the peer speaks protocol version 1 at most, this agent 6; upgrade kvxfer at the peer"},
+    {0, 0, "the peer speaks protocol version 0 at most, this agent 6; upgrade kvxfer at the peer"},
+    {7, 7, "the peer speaks protocol version 7, this agent 6; upgrade kvxfer here"},
+    {5, 5, "the peer speaks protocol version 5 at most, this agent 6; upgrade kvxfer at the peer"},
+    {9, 7, "the peer speaks protocol version 7 to 9, this agent 6; upgrade kvxfer here"},
 };
 
 TEST(versions_without_a_common_one_are_refused_in_words_at_both_ends) {
@@ -111,15 +112,6 @@ TEST(each_end_knows_what_the_other_has_and_skips_what_it_does_not_know) {
     CHECK_EQ((initiator_has ? pair.acceptor : pair.initiator).peer_features().eager_nbytes, 4096);
     CHECK_EQ((initiator_has ? pair.initiator : pair.acceptor).peer_features().eager_nbytes, 0);
   }
-  // Both ends choose the same range of fence words, from the features that both have.
-  for (const std::uint32_t num : {0u, 1u, 65535u, 65536u, 65537u, UINT32_MAX}) {
-    SessionConfig other = none;
-    other.features.num_fence_slots = num;
-    Pair pair(check::seed(), some, other);
-    REQUIRE_OK(pair.handshake());
-    for (const Session* session : {&pair.initiator, &pair.acceptor})
-      CHECK_EQ(session->fence_slots().first, num < 65536 ? 0u : 16384u);
-  }
   const Bytes known = encode(some.features);
   Bytes later(4 + 3, std::byte{3});  // kind 0x303, of three bytes
   later[2] = std::byte{3}, later[3] = std::byte{0};
@@ -132,11 +124,11 @@ TEST(each_end_knows_what_the_other_has_and_skips_what_it_does_not_know) {
   CHECK_EQ(decode_features(joined(later, known)).eager_nbytes, 4096);
   CHECK_EQ(decode_features(joined(known, cut)).eager_nbytes, 4096);
   CHECK_EQ(decode_features(joined(cut, known)).eager_nbytes, 0);
-  CHECK_EQ(decode_features(joined(later, known)).num_fence_slots, 65536);
-  const Features begun = decode_features(ByteSpan(known).first(known.size() - 1));
+  some.features.second_proof.fill(std::byte{7});
+  const Bytes both = encode(some.features);
+  const Features begun = decode_features(ByteSpan(both).first(both.size() - 1));
   CHECK_EQ(begun.eager_nbytes, 4096);
-  CHECK_EQ(begun.num_fence_slots, 65536);
-  CHECK_EQ(begun.last_words, 0);
+  CHECK(begun.second_proof == Digest{});
   CHECK_EQ(decode_features({}).eager_nbytes, 0);
 }
 

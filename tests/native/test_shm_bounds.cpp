@@ -59,7 +59,7 @@ struct HugePiece {
     for (std::uint32_t i = 0; i < which.num_pairs; ++i) ids[i] = i;
     const Work work =
         fetch_work(1, block_move(9, to.data(), kNbytes / which.num_pairs, ids, ids, which.num_pairs), 0);
-    REQUIRE_EQ(impostor.destination.transport->post(impostor.peer, std::span(&work, 1)).accepted, 1u);
+    REQUIRE_EQ(impostor.destination.transport->post(impostor.peer, work), Code::kOk);
     while (landed_nbytes() == 0) impostor.destination.step();
   }
   std::uint64_t landed_nbytes() const {
@@ -92,8 +92,7 @@ TEST(others_have_their_turn_between_slices) {
     Impostor& impostor = piece.impostor;
     std::vector<std::byte> page(kBlockNbytes);
     const Work work = fetch_work(2, block_move(1, page.data(), kBlockNbytes, {3}, {0}, 1), 0);
-    REQUIRE_EQ(impostor.destination.transport->post(impostor.bystander_peer, std::span(&work, 1)).accepted,
-               1u);
+    REQUIRE_EQ(impostor.destination.transport->post(impostor.bystander_peer, work), Code::kOk);
     for (int polls = 0; polls < 2; ++polls) impostor.destination.step();
     REQUIRE(impostor.destination.completion_of(2) != nullptr);
     CHECK_EQ(impostor.destination.completion_of(2)->code, Code::kOk);
@@ -203,7 +202,8 @@ TEST(a_peer_that_reads_nothing_loses_its_rail_before_it_keeps_many_pools) {
   for (RegionId id = 100;
        id < 100 + kMost && impostor.destination.event(CompletionKind::kRailDown) == nullptr; ++id) {
     const auto pool = make_pool();
-    REQUIRE_OK(impostor.destination.transport->register_memory(pool_region(id, pool->data(), kRegionNbytes)));
+    REQUIRE_OK(testing::register_memory(*impostor.destination.transport,
+                                        pool_region(id, pool->data(), kRegionNbytes)));
     impostor.destination.transport->deregister_memory(id);
     impostor.destination.step();
     impostor.bystander.step();

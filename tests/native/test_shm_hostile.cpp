@@ -62,7 +62,7 @@ TEST(a_message_without_its_descriptor_or_of_another_kind_is_refused) {
   Impostor garbage;
   shm::Message noise;
   noise.magic = {'n', 'o', 'p', 'e'};
-  garbage.say(noise, garbage.fences->fill(FenceTable::kSlots).value());
+  garbage.say(noise, garbage.fences->fill().value());
   CHECK(garbage.down_words().find("version") != std::string::npos);
   // The peer is told why.
   garbage.destination.transport->disconnect(garbage.peer);
@@ -130,7 +130,7 @@ Completion fetch_file(Impostor& impostor, std::vector<std::byte>& to) {
   to.assign(kFileNbytes, std::byte{0xee});
   const auto move = block_move(9, to.data(), kPageNbytes, ids, ids, static_cast<std::uint32_t>(ids.size()));
   const Work work = fetch_work(1, move, 0);
-  REQUIRE_EQ(impostor.destination.transport->post(impostor.peer, std::span(&work, 1)).accepted, 1u);
+  REQUIRE_EQ(impostor.destination.transport->post(impostor.peer, work), Code::kOk);
   return impostor.destination.await(1);
 }
 
@@ -215,28 +215,30 @@ TEST(a_memfd_that_can_be_punched_is_refused_where_the_kernel_may_not_read_it) {
 
 TEST(the_fence_table_of_a_peer_must_be_filled_too) {
   Impostor impostor;
-  const UniqueFd sparse = std::move(create_memfd("fences", FenceTable::kSlots.nbytes())).value();
+  const UniqueFd sparse = std::move(create_memfd("fences", FenceTable::kNbytes)).value();
   REQUIRE_OK(seal_memfd(sparse.get()));
   shm::Message hello;
-  hello.nbytes = FenceTable::kSlots.nbytes();
+  hello.nbytes = FenceTable::kNbytes;
   impostor.say(hello, sparse.get());
   CHECK(impostor.down_words().find("not filled") != std::string::npos);
 }
 
-TEST(the_fence_table_of_a_peer_is_that_of_its_session) {
-  const auto& [old, all] = std::pair(FenceTable::kOldSlots, FenceTable::kSlots);
+TEST(the_fence_table_of_a_peer_is_as_long_as_every_other) {
+  constexpr std::uint64_t kAll = FenceTable::kNbytes, kFewer = kAll / 4;
   const struct {
-    FenceSlotRange of_session, of_memfd, announced;
+    std::uint64_t announced, nbytes;
     const char* words;
-  } cases[] = {{all, old, old, "131072 bytes, not 524288"},
-               {old, all, all, "524288 bytes, not 131072"},
-               {all, old, all, "has 131072 bytes"},
-               {old, all, old, "has 524288 bytes"}};
+  } cases[] = {{kFewer, kFewer, "131072 bytes, not 524288"},
+               {kFewer, kAll, "131072 bytes, not 524288"},
+               {2 * kAll, 2 * kAll, "1048576 bytes, not 524288"},
+               {kAll, kFewer, "has 131072 bytes"}};
   for (const auto& each : cases) {
-    Impostor impostor(nullptr, each.of_session);
+    Impostor impostor;
+    const UniqueFd table = std::move(create_memfd("fences", each.nbytes)).value();
+    REQUIRE_OK(seal_memfd(table.get()));
     shm::Message hello;
-    hello.nbytes = each.announced.nbytes();
-    impostor.say(hello, impostor.fences->fill(each.of_memfd).value());
+    hello.nbytes = each.announced;
+    impostor.say(hello, table.get());
     const std::string words = impostor.down_words();
     if (words.find(each.words) == std::string::npos) FAIL(words);
   }

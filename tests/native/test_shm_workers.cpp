@@ -96,7 +96,7 @@ struct Begun {
   ~Begun() { to.let_on(); }
   static void begin(shm_ends::Shm& destination, PeerId peer, RegionId region, HeldMemory& to) {
     const Work work = fetch_work(1, large_move(region, to.data()), 0);
-    REQUIRE_EQ(destination.transport->post(peer, std::span(&work, 1)).accepted, 1u);
+    REQUIRE_EQ(destination.transport->post(peer, work), Code::kOk);
     destination.step();
     to.await_held(kNumWorkers);
   }
@@ -209,9 +209,9 @@ TEST(others_are_served_while_threads_stand_in_a_work) {
   Begun begun;
   std::vector<std::byte> page(shm_ends::kBlockNbytes);
   const Work small = fetch_work(2, block_move(7, page.data(), shm_ends::kBlockNbytes, {5}, {0}, 1), 0);
-  const Work fence = fence_work(3, kFirstSlot + 42, 0);
+  const Work fence = fence_work(3, 42, 0);
   for (const Work& work : {small, fence})
-    REQUIRE_EQ(begun.destination.transport->post(begun.peer, std::span(&work, 1)).accepted, 1u);
+    REQUIRE_EQ(begun.destination.transport->post(begun.peer, work), Code::kOk);
   CHECK_EQ(begun.destination.await(2).code, Code::kOk);
   CHECK_EQ(begun.destination.await(3).code, Code::kOk);
   CHECK(shm_ends::holds_block(page.data(), 0, 5));

@@ -59,15 +59,14 @@ TEST(fence_slots_are_shared_and_a_refusal_says_whose_they_are) {
   check_undisturbed(bounded.pair);
 }
 
-// Writes without an expectation, more than there are fence slots for such sessions.
-void one_peer_leaves_slots_to_others(const FenceSlotRange& slots) {
+// Writes without an expectation, more than there are fence slots.
+TEST(one_peer_with_parked_writes_leaves_slots_to_others) {
+  constexpr std::uint32_t kNumSlots = FenceTable::kNumSlots;
   EngineConfig limits;
-  limits.max_open_transfers = 2 * slots.num;
+  limits.max_open_transfers = 2 * kNumSlots;
   limits.peer_budget = peer_budget(limits.max_open_transfers, limits.max_open_pairs);
-  EngineConfig of_dst = limits;
-  of_dst.session.features.num_fence_slots = slots.first == 0 ? 0 : slots.num;
-  Pair pair({one_sided_rail()}, check::seed(), limits, of_dst);
-  const std::uint32_t share = slots.num / 3 * 2 + 1;
+  Pair pair({one_sided_rail()}, check::seed(), limits);
+  const std::uint32_t share = kNumSlots / 3 * 2 + 1;
   Node& other = pair.world.add("other");
   const RegionId region = other.add_region(pair.dst_layout);
   pair.world.connect(pair.src, other);
@@ -77,7 +76,7 @@ void one_peer_leaves_slots_to_others(const FenceSlotRange& slots) {
                                         program_between(pair.src_layout, pair.dst_layout));
   REQUIRE_OK(program);
   std::vector<std::shared_ptr<Handle>> parked;
-  for (std::uint32_t i = 0; i < slots.num; ++i) {
+  for (std::uint32_t i = 0; i < kNumSlots; ++i) {
     TransferRequest request = pair.request(true, {1}, {1}, "parked " + std::to_string(i));
     request.timeout_ns = 100 * kSecond;
     parked.push_back(pair.src.engine().post(pair.src.now(), std::move(request)).value());
@@ -103,15 +102,9 @@ void one_peer_leaves_slots_to_others(const FenceSlotRange& slots) {
   // Transfers that wait get slots as others end.
   for (std::uint32_t i = 0; i < share; ++i) pair.src.engine().cancel(pair.src.now(), parked[i]->id());
   pair.src.settle();
-  auto expected = pair.expect("parked " + std::to_string(slots.num - 1), {1});
+  auto expected = pair.expect("parked " + std::to_string(kNumSlots - 1), {1});
   REQUIRE(pair.ends(expected));
   CHECK_EQ(expected->outcome(), Outcome::kDone);
-}
-TEST(one_peer_with_parked_writes_leaves_slots_to_others) {
-  one_peer_leaves_slots_to_others(FenceTable::kSlots);
-}
-TEST(one_older_peer_with_parked_writes_leaves_slots_to_others) {
-  one_peer_leaves_slots_to_others(FenceTable::kOldSlots);
 }
 
 // As many reads as both ends' options allow.
@@ -141,36 +134,28 @@ TEST(forty_thousand_reads_of_one_peer_are_served_at_once) {
   CHECK(pair.world.until([&] { return pair.src.engine().load().fences == 0; }));
 }
 
-// Each peer gets slots that it knows, and must not use others.
-TEST(an_older_peer_and_a_newer_one_have_slots_of_their_own) {
-  const wire::Features newer{.num_fence_slots = FenceTable::kSlots.num};
-  for (const auto& [features, slots] :
-       {std::pair(wire::Features(), FenceTable::kOldSlots), std::pair(newer, FenceTable::kSlots)}) {
-    const struct {
-      std::uint32_t slot;
-      bool bears;
-    } told[] = {{slots.first, true}, {slots.end() - 1, true}, {slots.end(), false}, {slots.first - 1, false}};
-    for (const auto& each : told) {
-      Pair pair;
-      Mallory mallory(pair.world, pair.dst, two_sided_rail(), features);
-      mallory.layout = pair.dst_layout;
-      for (const wire::LeaseMode mode : {wire::LeaseMode::kRead, wire::LeaseMode::kWrite})
-        pair.grant(pair.dst, mallory.key(), pair.dst_region, mode, {}, 10 * kSecond, true);
-      mallory.send(wire::Program{1, pair.dst_region, mallory.region(),
-                                 program_between(mallory.layout, mallory.layout)});
-      mallory.send(wire::Program{2, mallory.region(), pair.dst_region,
-                                 program_between(mallory.layout, mallory.layout)});
-      TransferId id = 0;
-      for (const Blocks& blocks : {Blocks{1}, Blocks{}}) {  // of nothing, too
-        mallory.send(wire::Request{mallory.spec(id += 2, 1, blocks, blocks)});
-        const wire::Accept* const accept = mallory.last<wire::Accept>();
-        REQUIRE(accept != nullptr && accept->transfer == id);
-        CHECK(slots.contains(accept->fence_slot));
-      }
-      mallory.send(wire::Offer{mallory.spec(id += 2, 2, {1}, {1}), 0, each.slot, 0});
-      CHECK_EQ(mallory.ended, !each.bears);
-      check_undisturbed(pair);
+// A peer may name any slot of the table, and no other.
+TEST(a_fence_slot_beyond_the_table_is_a_breach) {
+  for (const std::uint32_t slot : {0u, FenceTable::kNumSlots - 1, FenceTable::kNumSlots}) {
+    Pair pair;
+    Mallory mallory(pair.world, pair.dst);
+    mallory.layout = pair.dst_layout;
+    for (const wire::LeaseMode mode : {wire::LeaseMode::kRead, wire::LeaseMode::kWrite})
+      pair.grant(pair.dst, mallory.key(), pair.dst_region, mode, {}, 10 * kSecond, true);
+    mallory.send(
+        wire::Program{1, pair.dst_region, mallory.region(), program_between(mallory.layout, mallory.layout)});
+    mallory.send(
+        wire::Program{2, mallory.region(), pair.dst_region, program_between(mallory.layout, mallory.layout)});
+    TransferId id = 0;
+    for (const Blocks& blocks : {Blocks{1}, Blocks{}}) {  // of nothing, too
+      mallory.send(wire::Request{mallory.spec(id += 2, 1, blocks, blocks)});
+      const wire::Accept* const accept = mallory.last<wire::Accept>();
+      REQUIRE(accept != nullptr && accept->transfer == id);
+      CHECK(accept->fence_slot < FenceTable::kNumSlots);
     }
+    mallory.send(wire::Offer{mallory.spec(id += 2, 2, {1}, {1}), 0, slot, 0});
+    CHECK_EQ(mallory.ended, slot == FenceTable::kNumSlots);
+    check_undisturbed(pair);
   }
 }
 

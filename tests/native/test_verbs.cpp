@@ -24,7 +24,6 @@ using counting_device::Fabric;
 using counting_device::Limits;
 using testing::fence_work;
 using testing::fetch_work;
-using testing::kFirstSlot;
 using verbs::Message;
 using verbs::MessageKind;
 using verbs::abi::EventKind;
@@ -136,7 +135,7 @@ TEST(a_poll_posts_no_more_than_its_share_however_short_runs_are) {
 
 TEST(a_region_of_many_registrations_is_read_across_their_ends) {
   Limits limits;
-  limits.max_mr_nbytes = FenceTable::kSlots.nbytes();
+  limits.max_mr_nbytes = FenceTable::kNbytes;
   Rails rails(500, {}, limits, 5000);  // not a multiple of what a registration holds
   rails.finish(rails.some_works(500, 33));
 }
@@ -174,7 +173,7 @@ TEST(a_page_takes_few_instructions) {
     const auto move_all = [&] {
       context.operations.post_send = post_nowhere;
       context.operations.poll_cq = complete_all;
-      static_cast<void>(rails.dst.transport->post(rails.peer, works));
+      static_cast<void>(testing::post_all(*rails.dst.transport, rails.peer, works));
       Completion completions[16];
       for (std::size_t num = 0; num < works.size();) num += rails.dst.transport->poll(completions);
     };
@@ -389,7 +388,7 @@ TEST(a_fence_word_that_moved_on_ends_the_lease) {
     REQUIRE(rails.run_until([&] { return rails.ended({work}); }));
     return *rails.dst.completion_of(work.id);
   };
-  for (const std::uint32_t slot : {kFirstSlot, kFirstSlot + 9, FenceTable::kEnd - 1}) {
+  for (const std::uint32_t slot : {0u, 9u, FenceTable::kNumSlots - 1}) {
     CHECK_EQ(ask(slot, rails.src.fences->generation(slot)).code, Code::kOk);
     const std::uint64_t before = rails.src.fences->generation(slot);
     rails.src.fences->bump(slot);
@@ -397,13 +396,11 @@ TEST(a_fence_word_that_moved_on_ends_the_lease) {
     CHECK_EQ(ended.code, Code::kLeaseEnded);
     CHECK(says({ended.code, ended.detail}, "b ended the right to read"));
   }
-  CHECK_EQ(ask(FenceTable::kEnd, 0).code, Code::kInternal);
-  CHECK_EQ(ask(0, 0).code, Code::kInternal);
+  CHECK_EQ(ask(FenceTable::kNumSlots, 0).code, Code::kInternal);
   // More questions than places for answers.
   std::vector<Work> many;
   for (int i = 0; i < 2000; ++i)
-    many.push_back(
-        fence_work(rails.next_work++, kFirstSlot + 1, rails.src.fences->generation(kFirstSlot + 1)));
+    many.push_back(fence_work(rails.next_work++, 1, rails.src.fences->generation(1)));
   rails.post(many);
   REQUIRE(rails.run_until([&] { return rails.ended(many); }));
   for (const Work& work : many) CHECK_EQ(rails.code_of(work), Code::kOk);
@@ -499,7 +496,7 @@ TEST(spans_that_touch_are_registered_as_one_and_empty_ones_not_at_all) {
   region.base = memory.data();
   region.spans = {{0, 4096}, {4096, 4096}, {10000, 0}, {16384, 4096}};
   const std::size_t before = rails.fabric.num_regions();
-  REQUIRE_OK(rails.dst.transport->register_memory(region));
+  REQUIRE_OK(testing::register_memory(*rails.dst.transport, region));
   CHECK_EQ(rails.fabric.num_regions() - before, 2u * 2);  // two keys for each device
   rails.dst.transport->deregister_memory(5);
   CHECK_EQ(rails.fabric.num_regions(), before);
@@ -622,8 +619,8 @@ TEST(a_rail_is_up_once_its_peer_is_ready_and_no_sooner) {
                  MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof rest - 100));
   const Message ready = liar.hear_ready();
   CHECK(liar.victim.event(CompletionKind::kRailUp) == nullptr);
-  const Work work = fence_work(1, kFirstSlot, 0);
-  CHECK_EQ(liar.victim.transport->post(liar.peer, std::span(&work, 1)).code, Code::kAgain);
+  const Work work = fence_work(1, 0, 0);
+  CHECK_EQ(liar.victim.transport->post(liar.peer, work), Code::kAgain);
   liar.say(ready);
   liar.victim.await(CompletionKind::kRailUp);
   liar.say(ready);

@@ -21,10 +21,10 @@ constexpr const char* kTwo =
     "0-63: pairs=1 traffic_class=104; 64-255: pairs=2 traffic_class=26 service_level=3 rate_gbps=100";
 constexpr std::uint8_t kUrgent = 0, kBulk = 64, kUrgentTraffic = 104, kBulkTraffic = 26;
 
-verbs::Options with(const std::string& classes, verbs::Ways ways = verbs::Ways::kRead) {
+verbs::Options with(const std::string& classes, bool writes = false) {
   verbs::Options options;
   options.traffic_class = 7;
-  options.ways = ways;
+  options.writes = writes;
   Result<std::vector<PairClass>> parsed = verbs::parse_classes(classes, options.only_class());
   REQUIRE_OK(parsed);
   options.classes = std::move(parsed).value();
@@ -184,7 +184,7 @@ TEST(ends_whose_classes_differ_have_one) {
       move->priority = priority;
       std::fill(to.memory.begin(), to.memory.end(), std::byte{0});
       const Work work = fetch_work(1 + priority, move, 0);
-      REQUIRE_EQ(a.transport->post(b_at_a, std::span(&work, 1)).accepted, 1u);
+      REQUIRE_EQ(a.transport->post(b_at_a, work), Code::kOk);
       REQUIRE(a.reactor.run_until([&] { b.step(), a.step(); },
                                   [&] { return a.completion_of(work.id) != nullptr; }));
       CHECK_EQ(a.completion_of(work.id)->code, Code::kOk);
@@ -197,9 +197,8 @@ TEST(ends_whose_classes_differ_have_one) {
 
 // A destination and its sources, with works of either priority.
 struct Classes : Rails {
-  explicit Classes(std::uint32_t pages = 2048, verbs::Ways ways = verbs::Ways::kRead)
-      : Rails(pages, with(kTwo, ways)) {
-    if (ways == verbs::Ways::kRead) return;
+  explicit Classes(std::uint32_t pages = 2048, bool writes = false) : Rails(pages, with(kTwo, writes)) {
+    if (!writes) return;
     REQUIRE_OK(src.transport->attach(back, to.remote()));
   }
   std::vector<Work> works_of(std::uint8_t priority, std::uint32_t num, std::uint32_t pairs_per_piece) {
@@ -248,8 +247,7 @@ TEST(works_of_one_class_overtake_those_of_another_behind_full_queue_pairs) {
     CHECK(!rails.any_ended(standing));
     // The check of the source's right belongs to the transfer's class as well.
     for (const std::uint8_t priority : {way.going, way.standing}) {
-      Work question = testing::fence_work(rails.next_work++, testing::kFirstSlot,
-                                          rails.src.fences->generation(testing::kFirstSlot));
+      Work question = testing::fence_work(rails.next_work++, 0, rails.src.fences->generation(0));
       question.move = rails.works_of(priority, 1, 1).front().move;
       rails.post({question});
       if (priority == way.going) REQUIRE(rails.run_until([&] { return rails.ended({question}); }));
@@ -263,17 +261,17 @@ TEST(works_of_one_class_overtake_those_of_another_behind_full_queue_pairs) {
 
 TEST(pieces_that_are_written_overtake_likewise) {
   for (const Way& way : kWays) {
-    Classes rails(2048, verbs::Ways::kWrite);
+    Classes rails(2048, true);
     rails.fabric.hold_class(way.traffic_of_standing, true);
     std::vector<Work> standing = rails.works_of(way.standing, 2048, 16),
                       going = rails.works_of(way.going, 1024, 16);
     const std::vector<Work> sent = rails.received(standing), sent_too = rails.received(going);
     rails.post(standing);  // more than are awaited at a time
-    CHECK_EQ(rails.src.transport->post(rails.back, sent).accepted, sent.size());
+    CHECK_EQ(testing::post_all(*rails.src.transport, rails.back, sent).accepted, sent.size());
     for (int i = 0; i < 20; ++i) rails.step();
     CHECK(rails.fabric.num_under_way() > 0u);
     rails.post(going);
-    CHECK_EQ(rails.src.transport->post(rails.back, sent_too).accepted, sent_too.size());
+    CHECK_EQ(testing::post_all(*rails.src.transport, rails.back, sent_too).accepted, sent_too.size());
     REQUIRE(rails.run_until([&] { return rails.ended(going); }));
     CHECK(!rails.any_ended(standing));
     rails.fabric.hold_class(way.traffic_of_standing, false);

@@ -18,13 +18,13 @@ void use_fabric(const Limits& limits) {
 }
 
 // The two ends of a pair are made in turn; each has its own device.
-template <int kNumPairs, int kNumRequests, verbs::Ways kWays = verbs::Ways::kRead, bool kHasClasses = false>
+template <int kNumPairs, int kNumRequests, bool kWrites = false, bool kHasClasses = false>
 std::unique_ptr<Transport> make(Reactor& reactor, const FenceTable& fences) {
   static unsigned num_made = 0;
   verbs::Options options;
   options.num_pairs = kNumPairs;
   options.num_requests = kNumRequests;
-  options.ways = kWays;
+  options.writes = kWrites;
   // The suite's works are of priority 0.
   if (kHasClasses) {
     options.classes = {options.only_class(), options.only_class()};
@@ -53,27 +53,18 @@ Subject infiniband() {
 }
 Subject writing_verbs() {
   use_fabric({});
-  return {"verbs by WRITE", make<4, 256, verbs::Ways::kWrite>, conformance::tcp_sockets, false, {}};
+  return {"verbs by WRITE", make<4, 256, true>, conformance::tcp_sockets, false, {}};
 }
 Subject small_writing_verbs() {
   Limits limits;
   limits.max_sge = 1;
   limits.max_mr_nbytes = 1024 * 1024;
   use_fabric(limits);
-  return {"verbs by WRITE on a small device",
-          make<1, 16, verbs::Ways::kWrite>,
-          conformance::tcp_sockets,
-          false,
-          {}};
-}
-Subject measured_verbs() {
-  use_fabric({});
-  return {"verbs either way", make<3, 64, verbs::Ways::kMeasured>, conformance::tcp_sockets, false, {}};
+  return {"verbs by WRITE on a small device", make<1, 16, true>, conformance::tcp_sockets, false, {}};
 }
 Subject verbs_with_classes() {
   use_fabric({});
-  return {
-      "verbs with classes", make<2, 64, verbs::Ways::kMeasured, true>, conformance::tcp_sockets, false, {}};
+  return {"verbs with classes", make<2, 64, true, true>, conformance::tcp_sockets, false, {}};
 }
 Subject faulty_verbs() { return with_faults(verbs_rail()); }
 Subject failing_verbs() { return with_faults(verbs_rail(), "again=0.3,delay=0.3,reorder=0.5,fail=0.05"); }
@@ -83,7 +74,6 @@ CONFORMANCE(small_verbs)
 CONFORMANCE(infiniband)
 CONFORMANCE(writing_verbs)
 CONFORMANCE(small_writing_verbs)
-CONFORMANCE(measured_verbs)
 CONFORMANCE(verbs_with_classes)
 CONFORMANCE(faulty_verbs)
 CONFORMANCE(failing_verbs)

@@ -59,8 +59,8 @@ struct Scene {
     }
   }
   void post(PeerId peer, const std::vector<Work>& works) {
-    PostResult posted;
-    REQUIRE(ask([&] { posted = rails.dst.transport->post(peer, works); }));
+    testing::Posted posted;
+    REQUIRE(ask([&] { posted = testing::post_all(*rails.dst.transport, peer, works); }));
     for (std::size_t i = 0; i < posted.accepted; ++i) ends[works[i].id] = 0;
   }
   bool all_ended() const {
@@ -85,7 +85,7 @@ TEST(whichever_allocation_fails_what_was_accepted_ends_once) {
         ask([&] { REQUIRE_OK(rails.dst.transport->attach(rails.peer, rails.from.remote())); });
     if (attaches) {
       std::vector<Work> works = rails.some_works(96, 8);
-      works.push_back(kvxfer::testing::fence_work(rails.next_work++, kvxfer::testing::kFirstSlot, 0));
+      works.push_back(kvxfer::testing::fence_work(rails.next_work++, 0, 0));
       scene.post(rails.peer, works);
       scene.post(rails.other_peer, rails.some_works(32, 8, 2));
       for (int i = 0; i < 3; ++i) scene.poll();

@@ -17,16 +17,15 @@ using block_programs::says;
 using verbs::Message;
 using verbs::MessageKind;
 
-verbs::Options by(verbs::Ways ways) {
+verbs::Options writing(bool writes = true) {
   verbs::Options options;
-  options.ways = ways;
+  options.writes = writes;
   return options;
 }
 
 // A destination whose sources write.
 struct Writes : Rails {
-  explicit Writes(std::uint32_t pages = 1024, const Limits& limits = {})
-      : Rails(pages, by(verbs::Ways::kWrite), limits) {
+  explicit Writes(std::uint32_t pages = 1024, const Limits& limits = {}) : Rails(pages, writing(), limits) {
     REQUIRE_OK(src.transport->attach(back, to.remote()));
     REQUIRE_OK(other.transport->attach(other_back, to.remote()));
   }
@@ -47,7 +46,7 @@ struct Writes : Rails {
     return works;
   }
   static void post(End& end, PeerId at, const std::vector<Work>& works) {
-    CHECK_EQ(end.transport->post(at, works).accepted, works.size());
+    CHECK_EQ(testing::post_all(*end.transport, at, works).accepted, works.size());
   }
   void finish_writes(const Works& works, End& source, PeerId there, PeerId here) {
     post(dst, there, works.receives);
@@ -177,9 +176,8 @@ TEST(a_right_that_ends_while_the_network_stands_still_ends_by_a_reset_and_nothin
 
 TEST(ends_of_which_one_takes_no_writes_read) {
   Fabric fabric;
-  for (const auto& [ours, theirs] : {std::pair(verbs::Ways::kWrite, verbs::Ways::kRead),
-                                     std::pair(verbs::Ways::kRead, verbs::Ways::kMeasured)}) {
-    End a(on("nic0", by(ours))), b(on("nic1", by(theirs)));
+  for (const bool ours : {true, false}) {
+    End a(on("nic0", writing(ours))), b(on("nic1", writing(!ours)));
     Region to(a, 7, 16 * kPage);
     const auto [b_at_a, a_at_b] = connect_both(a, b);
     const auto move = testing::block_move(9, to.memory.data(), kPage, {1}, {2}, 1);
@@ -187,7 +185,7 @@ TEST(ends_of_which_one_takes_no_writes_read) {
     CHECK(b.transport->choose(a_at_b, *move, 0) == WorkKind::kFetch);
     Work work = fetch_work(1, move, 0);
     work.kind = WorkKind::kReceive;
-    CHECK_EQ(a.transport->post(b_at_a, std::span(&work, 1)).accepted, 1u);
+    CHECK_EQ(a.transport->post(b_at_a, work), Code::kOk);
     CHECK_EQ(a.await(1).code, Code::kUnsupported);
   }
 }
@@ -202,7 +200,7 @@ TEST(a_peer_that_asks_for_writes_it_may_not_have_loses_its_rail) {
     liar.say(await);
     CHECK(says({Code::kRailFailed, liar.down_words()}, "WRITEs, which the two ends have not agreed on"));
   }
-  Liar liar(by(verbs::Ways::kWrite));
+  Liar liar(writing());
   liar.introduce();
   for (std::uint32_t i = 0; i < 65; ++i) {
     await.ticket = {5, i, i + 1};
@@ -214,7 +212,7 @@ TEST(a_peer_that_asks_for_writes_it_may_not_have_loses_its_rail) {
 // Works that a peer gave up and never awaited take no memory, however often it sends them.
 TEST(a_peer_that_gives_up_without_end_holds_nothing) {
   Fabric fabric;
-  Liar liar(by(verbs::Ways::kWrite));
+  Liar liar(writing());
   liar.introduce();
   Message message;
   for (std::uint32_t i = 0; i < 3000; ++i) {
@@ -227,28 +225,6 @@ TEST(a_peer_that_gives_up_without_end_holds_nothing) {
     while (::recv(liar.socket.get(), &heard, sizeof heard, MSG_DONTWAIT) > 0) {}
   }
   CHECK(liar.victim.event(CompletionKind::kRailDown) == nullptr);
-}
-
-TEST(the_way_that_is_sooner_is_taken_and_the_other_tried_now_and_then) {
-  using Clock = verbs::WayChoice::Clock;
-  for (const double write_cost : {0.5, 0.98, 2.0}) {
-    verbs::WayChoice way;
-    Clock::time_point now{};
-    std::uint64_t last_writes = 0;
-    for (int i = 0; i < 6400; ++i) {
-      const bool by_write = way.by_write();
-      if (i >= 3200) last_writes += by_write ? 1 : 0;
-      now += std::chrono::nanoseconds(static_cast<std::int64_t>(4096 * (by_write ? write_cost : 1.0)));
-      way.landed(by_write, 4096, 3, now);
-    }
-    CHECK_EQ(way.prefers_write(), write_cost < 0.95);
-    CHECK_EQ(last_writes, write_cost < 0.95 ? 3200 - 400u : 400u);
-    // Time between transfers is not measured: a pause does not count as cost.
-    now += std::chrono::nanoseconds(static_cast<std::int64_t>(4096 * write_cost));
-    way.landed(true, 4096, 0, now);
-    way.landed(true, 4096, 3, now + std::chrono::seconds(9));
-    CHECK_EQ(way.prefers_write(), write_cost < 0.95);
-  }
 }
 
 }  // namespace

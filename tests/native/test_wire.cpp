@@ -237,8 +237,8 @@ TEST(errors_name_the_frame_and_the_field) {
   CHECK_EQ(offer_with([](Offer& m) { m.pages.resize(kMaxEagerNbytes + 1); }),
            "OFFER.pages: 65537 bytes, at most 65536");
   CHECK_EQ(offer_with([](Offer& m) { m.layers_ready = 3; }), "OFFER.layers_ready: 3, must be 0 to 2");
-  CHECK_EQ(offer_with([](Offer& m) { m.fence_slot = 81919; }), "accepted");
-  CHECK_EQ(offer_with([](Offer& m) { m.fence_slot = 81920; }), "OFFER.fence_slot: 81920, must be 0 to 81919");
+  CHECK_EQ(offer_with([](Offer& m) { m.fence_slot = 65535; }), "accepted");
+  CHECK_EQ(offer_with([](Offer& m) { m.fence_slot = 65536; }), "OFFER.fence_slot: 65536, must be 0 to 65535");
   CHECK_EQ(offer_with([](Offer& m) { m.spec.timeout_ns = UINT64_MAX; }),
            "OFFER.timeout_ns: 18446744073709551615, must be 0 to 9223372036854775807");
 
@@ -330,14 +330,14 @@ TEST(errors_name_the_frame_and_the_field) {
     return rejection(hello);
   };
   CHECK_EQ(hello_of(9, 2), "accepted");
-  CHECK_EQ(hello_of(5, 0), "accepted");
+  CHECK_EQ(hello_of(6, 0), "accepted");
   CHECK_EQ(hello_of(1, 1),
-           "HELLO.version: the peer speaks protocol version 1 at most, this agent 5; upgrade kvxfer at the "
+           "HELLO.version: the peer speaks protocol version 1 at most, this agent 6; upgrade kvxfer at the "
            "peer");
-  CHECK_EQ(hello_of(9, 6),
-           "HELLO.version: the peer speaks protocol version 6 to 9, this agent 5; upgrade kvxfer here");
-  CHECK_EQ(hello_of(6, 6),
-           "HELLO.version: the peer speaks protocol version 6, this agent 5; upgrade kvxfer here");
+  CHECK_EQ(hello_of(9, 7),
+           "HELLO.version: the peer speaks protocol version 7 to 9, this agent 6; upgrade kvxfer here");
+  CHECK_EQ(hello_of(7, 7),
+           "HELLO.version: the peer speaks protocol version 7, this agent 6; upgrade kvxfer here");
   CHECK_EQ(rejection(RailHello{.rail = kNoRail, .transport = {}}),
            "RAIL_HELLO.rail: 65535, must be 0 to 65534");
 }
@@ -395,8 +395,8 @@ TEST(utf8_is_judged_as_rfc_3629_says) {
     CHECK_EQ(utf8_prefix(std::string("ok") + bad), 2);
 }
 
-// The layout of version 5. If this fails, the layout has changed: raise kProtocolVersion.
-TEST(the_layout_is_that_of_version_5) {
+// The layout of version 6. If this fails, the layout has changed: raise kProtocolVersion.
+TEST(the_layout_is_that_of_version_6) {
   const auto hex = [](ByteSpan bytes) {
     std::string out;
     for (const std::byte b : bytes) {
@@ -405,7 +405,7 @@ TEST(the_layout_is_that_of_version_5) {
     }
     return out;
   };
-  CHECK_EQ(kProtocolVersion, 5);
+  CHECK_EQ(kProtocolVersion, 6);
   CHECK_EQ(hex(encode(Credit{0x1122334455667788, {2, 5}, 3, 4}, 0x99)),
            "16000000"
            "2b00"
@@ -421,7 +421,7 @@ TEST(the_layout_is_that_of_version_5) {
   kvxfer::Sha256 all;
   for (std::size_t kind = 0; kind < kNumKinds; ++kind)
     all.update(encode(Sampler(random, 9).message(kind), kind));
-  CHECK_EQ(hex(all.finish()), "ab1bf83fefb26f57b09e4ddb36385f595d9af535b0a5361e7c07a2ed23c8294c");
+  CHECK_EQ(hex(all.finish()), "a19b05c1adfd0332a7da2bc5b14fccbe30d9c351a1f0d2f8c1f77f5be95f7c1b");
 }
 
 }  // namespace

@@ -76,7 +76,7 @@ struct Region {
     local.id = id;
     local.base = memory.data();
     local.spans = {{0, nbytes}};
-    auto registered = end.transport->register_memory(local);
+    auto registered = testing::register_memory(*end.transport, local);
     REQUIRE_OK(registered);
     keys = std::move(registered).value();
   }
@@ -143,7 +143,8 @@ struct Rails {
   void post(const std::vector<Work>& all, PeerId which = 0) {
     std::size_t num = 0;
     while (num < all.size()) {
-      const PostResult posted = dst.transport->post(which == 0 ? peer : which, std::span(all).subspan(num));
+      const testing::Posted posted =
+          testing::post_all(*dst.transport, which == 0 ? peer : which, std::span(all).subspan(num));
       REQUIRE(posted.code == Code::kOk || posted.code == Code::kAgain);
       num += posted.accepted;
       if (num < all.size()) step();

@@ -288,7 +288,7 @@ class Sampler {
   }
   void make(Offer& m) {
     make(m.spec);
-    if (with_features_ && random_.chance(50)) m.spec.flags |= kFlagLastWord;
+    if (random_.chance(50)) m.spec.flags |= kFlagLastWord;
     m.layers_ready = between(0, m.spec.grid.num_layers);
     m.fence_slot = fence_slot();
     m.fence_generation = random_.next();
@@ -316,9 +316,7 @@ class Sampler {
   void make(AgentMessage& m) { m.payload = bytes(kMaxMessage); }
   void make(MessagesTaken& m) { m.charge = random_.next(); }
 
-  std::uint32_t fence_slot() {
-    return between(0, (with_features_ ? FenceTable::kEnd : FenceTable::kOldSlots.end()) - 1);
-  }
+  std::uint32_t fence_slot() { return between(0, FenceTable::kNumSlots - 1); }
   template <std::size_t I>
   Message one() {
     Message message(std::in_place_index<I>);

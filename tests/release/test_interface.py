@@ -60,7 +60,7 @@ BROKEN: dict[str, tuple[str, str, str | None]] = {
     "a field more has to be sent": ("TransferRequest (JSON)", "more", "required"),
     "a command's option is gone": ("kvxfer serve (command)", "--pool-gib", None),
     "a setting of the connectors is gone": ("settings of the connectors", "lease_ttl_s", None),
-    "a protocol is not spoken": ("protocol between agents", "5", None),
+    "a protocol is not spoken": ("protocol between agents", "6", None),
 }
 FREE: dict[str, tuple[str, str, str | None]] = {
     "another name": ("kvxfer.Other", "is", "class"),
@@ -68,7 +68,7 @@ FREE: dict[str, tuple[str, str, str | None]] = {
     "an argument may be left out": ("kvxfer.Agent.connect", "to", "argument 1, None by default"),
     "a field of an answer": ("Transfer (JSON)", "more", "field"),
     "a field may be left out": ("TransferRequest (JSON)", "region", "field"),
-    "a newer protocol": ("protocol between agents", "6", "spoken"),
+    "a newer protocol": ("protocol between agents", "7", "spoken"),
 }
 
 

@@ -53,7 +53,7 @@ struct SessionConfig {
   // certificates proved.
   bool needs_certificate = false;
   wire::Identity self;
-  wire::Features features{.num_fence_slots = FenceTable::kSlots.num, .last_words = 1};
+  wire::Features features;
   Time handshake_timeout_ns = 2'000'000'000;
   Time heartbeat_ns = 500'000'000;  // the longest time between two heartbeats, whatever else is sent
   Time silent_ns = 2'000'000'000;  // nothing heard for this long: the peer is lost
@@ -138,11 +138,6 @@ class Session {
   const wire::Id128& id() const noexcept { return session_; }
   std::uint16_t protocol() const noexcept { return protocol_; }  // that both ends speak, once open
   const wire::Features& peer_features() const noexcept { return peer_features_; }  // once open
-  // The slots of either end's fence table that transfers of the session use: the same range at both ends.
-  const FenceSlotRange& fence_slots() const noexcept {
-    const std::uint32_t both = std::min(config_.features.num_fence_slots, peer_features_.num_fence_slots);
-    return both < FenceTable::kSlots.num ? FenceTable::kOldSlots : FenceTable::kSlots;
-  }
   std::uint32_t max_body() const noexcept;  // of the next frame: small until authenticated
 
   // Renewals: when the newest HEARTBEAT that the peer has acknowledged was sent. The holder of a lease

@@ -371,7 +371,7 @@ void put(Writer& out, const Offer& offer) {
 }
 // The reader of this number indexes the peer's table with it.
 std::uint32_t get_fence_slot(Reader& in) {
-  return in.number<std::uint32_t>("fence_slot", 0, FenceTable::kEnd - 1);
+  return in.number<std::uint32_t>("fence_slot", 0, FenceTable::kNumSlots - 1);
 }
 void get(Reader& in, Offer& offer) {
   get(in, offer.spec);
@@ -565,16 +565,12 @@ std::size_t estimate_nbytes(const Message& message) noexcept {
 
 // Kinds of `extensions`.
 constexpr std::uint16_t kEagerNbytes = 1;
-constexpr std::uint16_t kNumFenceSlots = 2;
 constexpr std::uint16_t kSecondProof = 3;
-constexpr std::uint16_t kLastWords = 4;
 
 // Calls `each` with the kind and the field of every feature, in the order of `extensions`.
 template <class F, class Each>
 void for_each_feature(F& features, Each&& each) {
   each(kEagerNbytes, features.eager_nbytes);
-  each(kNumFenceSlots, features.num_fence_slots);
-  each(kLastWords, features.last_words);
   each(kSecondProof, features.second_proof);
 }
 

@@ -31,8 +31,8 @@ using Digest = std::array<std::byte, 32>;
 // The newest protocol that this release speaks, and the oldest that it still does. Two agents talk in the
 // newest that both know (Session::protocol), so a cluster may be upgraded node by node. The layout of HELLO
 // never changes.
-inline constexpr std::uint16_t kProtocolVersion = 5;
-inline constexpr std::uint16_t kOldestProtocolVersion = 5;
+inline constexpr std::uint16_t kProtocolVersion = 6;
+inline constexpr std::uint16_t kOldestProtocolVersion = 6;
 inline constexpr std::size_t kHeaderNbytes = 16;
 inline constexpr std::size_t kMacNbytes = 16;
 // The most that a peer may make us hold before it is authenticated.
@@ -110,9 +110,6 @@ struct Identity {                     // who an agent is and where it runs
 // both use those that both have.
 struct Features {
   std::uint32_t eager_nbytes = 0;     // pages' bytes that it accepts in an OFFER; 0: none
-  // Slots that it knows beside the first 16384 (FenceTable::kOldSlots).
-  std::uint32_t num_fence_slots = 0;
-  std::uint32_t last_words = 0;       // 1: it knows kFlagLastWord
   // In CHALLENGE: the proof of the acceptor's second secret (Session); zeros if it accepts one. Stands
   // last.
   Digest second_proof{};
@@ -211,8 +208,7 @@ struct LeaseEnded {
 inline constexpr std::uint8_t kFlagIntegrity = 1;  // destination compares checksums of every piece
 inline constexpr std::uint8_t kFlagLease = 2;      // `lease` is the only one that may allow it
 // In OFFER: DONE or FAIL is the destination's last word. It sends exactly one of them, when none of the
-// write's bytes can land any more, even if the source has failed first. Only for a peer with
-// Features::last_words.
+// write's bytes can land any more, even if the source has failed first.
 inline constexpr std::uint8_t kFlagLastWord = 8;
 struct TransferSpec {                 // common to OFFER and REQUEST
   TransferId transfer = 0;

@@ -44,7 +44,7 @@ void Destinations::list(Destination& destination) {
 }
 
 void Destinations::path_came(SessionKey session, RegionId remote) {
-  for (const TransferKey& key : destinations_.of_remote(session, remote))
+  for (const TransferKey& key : ends_.of_remote(session, remote))
     if (Destination& destination = *find(key); destination.state == TransferState::kMoving) list(destination);
 }
 
@@ -100,11 +100,10 @@ bool Destinations::post_next(SessionKey session) {
     work.piece = *piece;
     work.move = destination->move;
     const bool fetched = work.kind == WorkKind::kFetch;
-    const PostResult result =
-        rails_.post(*rail, fetched ? WorkUse::kFetch : WorkUse::kReceive, work, *destination);
-    if (result.accepted == 0) {
+    const Code posted = rails_.post(*rail, fetched ? WorkUse::kFetch : WorkUse::kReceive, work, *destination);
+    if (posted != Code::kOk) {
       rails_.rest(*rail, destination->priority);
-      if (result.code == Code::kAgain) context_.pump_again = true;
+      if (posted == Code::kAgain) context_.pump_again = true;
       from = choice.class_end;
       continue;
     }
@@ -361,13 +360,13 @@ void Destinations::confirm(Destination& destination) {
     work.move = destination.move;
     work.fence_slot = destination.fence_slot;
     work.fence_generation = destination.fence_generation;
-    const PostResult result = rails_.post(*rail, WorkUse::kFence, work, destination);
-    if (result.accepted == 1) {
+    const Code posted = rails_.post(*rail, WorkUse::kFence, work, destination);
+    if (posted == Code::kOk) {
       destination.confirming = std::move(destination.to_confirm);
       destination.to_confirm.clear();
       return;
     }
-    if (result.code == Code::kAgain) {
+    if (posted == Code::kAgain) {
       context_.pump_again = true;
       retry_.push_back(destination.key);
       return;

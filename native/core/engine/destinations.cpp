@@ -42,23 +42,6 @@ std::vector<std::uint32_t> failed_blocks(const Destination& destination) {
 
 }  // namespace
 
-Destination& Destinations::add(std::unique_ptr<Destination> destination) {
-  destination->posted_at = context_.now;
-  Destination& added = destinations_.add(std::move(destination));
-  try {
-    added.set_timer(context_.timers, time_after(context_.now, added.timeout_ns));
-  } catch (...) {
-    withdraw(added.key);
-    throw;
-  }
-  return added;
-}
-
-void Destinations::withdraw(TransferKey key) {
-  context_.timers.clear(find(key)->timer);
-  destinations_.take(key);
-}
-
 void Destinations::request(Peer& peer, TransferKey key) {
   Destination& destination = *find(key);
   destination.program = programs_.number(peer, destination);
@@ -92,8 +75,6 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
   };
   if (offer.layers_ready > spec.grid.num_layers)
     return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " has more layers ready than layers"};
-  if (!peer.session().fence_slots().contains(offer.fence_slot))
-    return {Code::kProtocol, "OFFER: this session has no fence slot " + std::to_string(offer.fence_slot)};
   if (offer.pages.size() > context_.config.session.features.eager_nbytes)
     return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " brings " +
                                  std::to_string(offer.pages.size()) + " bytes of pages, but at most " +
@@ -141,8 +122,6 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
 Status Destinations::on(Peer& peer, const wire::Accept& accept) {
   Destination* destination = find({peer.key(), accept.transfer});
   if (destination == nullptr || destination->state != TransferState::kRequested) return {};
-  if (!peer.session().fence_slots().contains(accept.fence_slot))
-    return {Code::kProtocol, "ACCEPT: this session has no fence slot " + std::to_string(accept.fence_slot)};
   destination->fence_slot = accept.fence_slot;
   destination->fence_generation = accept.fence_generation;
   destination->lease_ttl_ns = static_cast<Time>(accept.ttl_ns);
@@ -287,7 +266,7 @@ void Destinations::fail(Destination& destination, TransferEvent event, Status wh
   context_.timers.clear(destination.timer);
   destination.reason = as_loss(std::move(why));
   destination.to_credit.clear();
-  sums_.forget(destination.key);
+  let_go(destination);
   if (destination.handle) destination.handle->let_streams_go(outcome_of(destination.state));
   if (destination.expectation && expectations_.contains(destination.expectation->handle()->id()))
     destination.expectation->handle()->let_streams_go(outcome_of(destination.state));
@@ -303,37 +282,16 @@ void Destinations::tell_failure(const Destination& destination) {
                      destination.tells_context ? destination.context : wire::Bytes());
 }
 
-// See Sources::end_again.
-void Destinations::end_again(Destination& destination) {
-  if (outcome_of(destination.state) == Outcome::kPending) return;
-  if (destination.posted.empty()) return drained(destination);
-  if (destination.draining_since == 0) draining_.begin(destination);
-}
-
 void Destinations::drained(Destination& destination) {
   context_.make_room();
   const bool done = destination.state == TransferState::kDone;
   if (!done) step(destination_transitions(), destination.state, TransferEvent::kDrained);
   if (!done && std::exchange(destination.owes_word, false)) tell_failure(destination);
-  sums_.forget(destination.key);
-  context_.timers.clear(destination.timer);
-  if (destination.ours && !done) admission_.forget(destination);
-  admission_.closed(destination);
-  records_.ended(destination, destination.arrivals.num_in());
-  if (done && !destination.ours && !destination.notify.empty() && destination.expectation == nullptr &&
-      sessions_.find(destination.key.first) != nullptr)
-    context_.host.emit({.kind = EventKind::kNotification,
-                        .peer = destination.key.first,
-                        .payload = std::move(destination.notify),
-                        .context = std::move(destination.context),
-                        .charge = std::move(destination.event)});
-  ++(done ? context_.stats.transfers_done : context_.stats.transfers_failed);
-  handles_.end(destination.handle, destination.state, destination.reason,
-               done ? std::vector<std::uint32_t>{} : failed_blocks(destination));
+  tell(destination, destination.arrivals.num_in(), destination.expectation == nullptr,
+       done ? std::vector<std::uint32_t>{} : failed_blocks(destination));
   const std::shared_ptr<Expectation> expectation = std::move(destination.expectation);
   if (expectation != nullptr) expectation->drained(destination);
-  context_.keep_for_this_round(destinations_.take(destination.key));
-  draining_.ended(destination);
+  retire(destination);
   if (expectation == nullptr || expectations_.drained(*expectation)) return;
   const std::uint64_t id = expectation->handle()->id();
   if (!done) {
@@ -373,17 +331,9 @@ std::string Destinations::pace_in_words(const Expectation& expectation) const {
 
 // See Sources::let_streams_go.
 void Destinations::let_streams_go() {
-  for (const auto& [key, destination] : destinations_) {
+  for (const auto& [key, destination] : ends_) {
     if (destination->handle) destination->handle->let_streams_go(Outcome::kFailed);
     if (destination->expectation) destination->expectation->handle()->let_streams_go(Outcome::kFailed);
-  }
-}
-
-void Destinations::abandon() {
-  while (!destinations_.empty()) {
-    Destination& destination = *destinations_.begin()->second;
-    destination.posted.clear();
-    drained(destination);
   }
 }
 

@@ -13,23 +13,14 @@
 #include <utility>
 #include <vector>
 
-#include "core/engine/admission.h"
 #include "core/engine/arrivals.h"
-#include "core/engine/draining.h"
 #include "core/engine/expectations.h"
-#include "core/engine/handles.h"
-#include "core/engine/leases.h"
 #include "core/engine/parked.h"
 #include "core/engine/peer_limits.h"
 #include "core/engine/peer_regions.h"
-#include "core/engine/programs.h"
-#include "core/engine/rails.h"
-#include "core/engine/records.h"
-#include "core/engine/sessions.h"
 #include "core/engine/sums.h"
 #include "core/engine/tag_memory.h"
-#include "core/engine/transfer_end.h"
-#include "core/engine/transfer_table.h"
+#include "core/engine/transfer_ends.h"
 #include "core/engine/turns.h"
 
 namespace kvxfer {
@@ -56,31 +47,21 @@ struct Destination : TransferEnd, Writer {
   std::vector<std::pair<wire::RailName, std::uint32_t>> to_credit;
 };
 
-class Destinations {
+class Destinations final : public TransferEnds<Destination> {
  public:
   Destinations(Context& context, Sessions& sessions, PeerLimits& limits, Rails& rails,
                PeerRegions& peer_regions, Regions& regions, Programs& programs, Leases& leases,
                Expectations& expectations, TagMemory& tag_memory, Admission& admission, Handles& handles,
                Records& records, Draining& draining)
-      : context_(context),
-        sessions_(sessions),
+      : TransferEnds(context, sessions, rails, programs, leases, admission, handles, records, draining),
         limits_(limits),
-        rails_(rails),
         peer_regions_(peer_regions),
         regions_(regions),
-        programs_(programs),
-        leases_(leases),
         expectations_(expectations),
-        tag_memory_(tag_memory),
-        admission_(admission),
-        handles_(handles),
-        records_(records),
-        draining_(draining) {}
+        tag_memory_(tag_memory) {}
 
-  // ---- ours: queued, then asked for with a REQUEST
-  Destination& add(std::unique_ptr<Destination> destination);
+  // ---- ours: added, then asked for with a REQUEST
   void request(Peer& peer, TransferKey key);
-  void withdraw(TransferKey key);  // of which no peer has heard, and of which nothing was posted
   void layers_ready(TransferKey key, std::uint32_t layers);
 
   // ---- what peers say; an error breaks the protocol
@@ -109,7 +90,6 @@ class Destinations {
   }
 
   // ---- ends
-  const TransferTable<Destination>& all() const noexcept { return destinations_; }  // those that drain, too
   void fail(TransferKey key, TransferEvent event, Status why, bool tell_peer);
   // Ends the right of its writers. Its handle ends when the last of them has drained.
   void end_expectation(std::uint64_t handle, TransferState state, Status why);
@@ -122,21 +102,18 @@ class Destinations {
   // Added to the reason why an expectation was late: the rate limits of its writers, if they have any.
   std::string pace_in_words(const Expectation& expectation) const;
   void let_streams_go();
-  void abandon();  // gives up posted works: they complete no more
-
-  std::size_t size() const noexcept { return destinations_.size(); }
 
  private:
   // destinations.cpp
-  Destination* find(TransferKey key) { return destinations_.find(key); }
+  Destination* find(TransferKey key) { return ends_.find(key); }
   Status authorize(Destination& destination);
   void remember(const Destination& destination, const Status& why);
   void begin_moving(Destination& destination, wire::ByteSpan pages = {});
   void finish(Destination& destination);
   void fail(Destination& destination, TransferEvent event, Status why, bool tell_peer);
   void tell_failure(const Destination& destination);
-  void end_again(Destination& destination);
-  void drained(Destination& destination);
+  void drained(Destination& destination) override;
+  void let_go(Destination& destination) override { sums_.forget(destination.key); }
 
   // destination_pieces.cpp
   void list(Destination& destination);
@@ -161,21 +138,11 @@ class Destinations {
   void confirmed(Destination& destination, std::span<const std::uint32_t> rows);
   void unreachable(Destination& destination, const Rails::Completed& work, const Completion& completion);
 
-  Context& context_;
-  Sessions& sessions_;
   PeerLimits& limits_;
-  Rails& rails_;
   PeerRegions& peer_regions_;
   Regions& regions_;
-  Programs& programs_;
-  Leases& leases_;
   Expectations& expectations_;
   TagMemory& tag_memory_;
-  Admission& admission_;
-  Handles& handles_;
-  Records& records_;
-  Draining& draining_;
-  TransferTable<Destination> destinations_;
   Parked parked_;
   Turns turns_;
   Sums sums_{Side::kDst, context_.workers};  // to be compared

@@ -1,4 +1,4 @@
-// The words of a range of the fence table. Each transfer that a source serves has one, and the source bumps
+// The words of the fence table. Each transfer that a source serves has one, and the source bumps
 // it when the transfer's right ends.
 //
 // A session may take another word while it has fewer than twice as many as are free. A session alone thus
@@ -26,10 +26,7 @@ class FenceSlots {
   };
 
   // Makes room for all slots, so that giving one back takes no memory.
-  FenceSlots(Context& context, const FenceSlotRange& range)
-      : context_(context), range_(range), next_(range.first) {
-    free_.reserve(range.num);
-  }
+  explicit FenceSlots(Context& context) : context_(context) { free_.reserve(FenceTable::kNumSlots); }
 
   bool has_room(SessionKey session) const noexcept {
     const auto found = used_.find(session);
@@ -51,15 +48,13 @@ class FenceSlots {
   }
   // Slots of its draining transfers still come back.
   void remove_session(SessionKey session) { used_.erase(session); }
-  const FenceSlotRange& range() const noexcept { return range_; }
-  std::size_t num_used() const noexcept { return range_.num - num_free(); }
+  std::size_t num_used() const noexcept { return FenceTable::kNumSlots - num_free(); }
 
  private:
-  std::size_t num_free() const noexcept { return range_.end() - next_ + free_.size(); }
+  std::size_t num_free() const noexcept { return FenceTable::kNumSlots - next_ + free_.size(); }
 
   Context& context_;
-  const FenceSlotRange range_;
-  std::uint32_t next_;  // this slot, and all behind it, were never taken
+  std::uint32_t next_ = 0;  // this slot, and all behind it, were never taken
   std::vector<std::uint32_t> free_;  // slots that came back; they are taken again first
   std::unordered_map<SessionKey, std::uint32_t> used_;
 };

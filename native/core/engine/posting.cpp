@@ -64,11 +64,9 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
   spec.grid = {request.first_layer, request.num_layers, static_cast<std::uint32_t>(num_pairs),
                pairs_per_piece(request, copies, *local, there), request.num_fine};
   spec.priority = std::max(request.priority, limits_.least_priority(*peer));
-  spec.flags = static_cast<std::uint8_t>(
-      (request.integrity ? wire::kFlagIntegrity : 0) | (request.lease != 0 ? wire::kFlagLease : 0) |
-      (request.awaits_last_word && write && peer->session().peer_features().last_words != 0
-           ? wire::kFlagLastWord
-           : 0));
+  spec.flags = static_cast<std::uint8_t>((request.integrity ? wire::kFlagIntegrity : 0) |
+                                         (request.lease != 0 ? wire::kFlagLease : 0) |
+                                         (request.awaits_last_word && write ? wire::kFlagLastWord : 0));
   spec.lease = request.lease != 0 ? request.lease : leases_.newest_granted(peer->key());
   spec.timeout_ns = static_cast<std::uint64_t>(request.timeout_ns);
   spec.src_ids = std::move(request.src_ids);

@@ -118,27 +118,27 @@ void Rails::drop_session(SessionKey session) {
   sessions_.erase(found);
 }
 
-PostResult Rails::post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfer) {
+Code Rails::post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfer) {
   work.id = next_work_++;
   // Everything that remembers the work exists before a byte of it can land.
   if (use != WorkUse::kSend && !rail.watch_) watch_on(rail);
   transfer.posted.emplace_back(work.id, rail.id());
   const std::size_t of_class = rail.class_of(transfer.priority);
-  PostResult result;
+  Code posted = Code::kAgain;
   try {
     spare_works_.insert(
         works_, work.id,
         Record{use, transfer.key, rail.id(), work.piece, static_cast<std::uint8_t>(of_class)});
-    result = context_.host.post(rail.id(), work);
+    posted = context_.host.post(rail.id(), work);
   } catch (...) {
     forget_posted(work.id, transfer);
     throw;
   }
-  if (result.accepted == 0)
+  if (posted != Code::kOk)
     forget_posted(work.id, transfer);
   else if (use != WorkUse::kSend)
     count_posted(rail, of_class);
-  return result;
+  return posted;
 }
 
 void Rails::forget_posted(WorkId work, TransferEnd& transfer) {

@@ -114,7 +114,7 @@ class Rails {
   }
   // Numbers the work and posts it. If the rail accepts it, the work is under way, and the transfer
   // remembers it.
-  PostResult post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfer);
+  Code post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfer);
   // Posts no more works of that class on the rail in this round.
   void rest(Rail& rail, std::uint8_t priority);
   // The posted works of an ended transfer are to end. The engine no longer waits for them: they keep no

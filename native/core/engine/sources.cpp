@@ -13,31 +13,11 @@ constexpr std::uint64_t kRunNbytes = 64;
 
 }  // namespace
 
-Source& Sources::add(std::unique_ptr<Source> source) {
-  source->posted_at = context_.now;
-  Source& added = sources_.add(std::move(source));
-  try {
-    added.set_timer(context_.timers, time_after(context_.now, added.timeout_ns));
-  } catch (...) {
-    withdraw(added.key);
-    throw;
-  }
-  return added;
-}
-
-void Sources::withdraw(TransferKey key) {
-  Source& source = *sources_.find(key);
-  release_fence(source);
-  context_.timers.clear(source.timer);
-  sources_.take(key);
-}
-
 bool Sources::offer(Peer& peer, TransferKey key) {
-  Source& source = *sources_.find(key);
-  FenceSlots& fences = fences_of(peer);
-  if (!fences.has_room(key.first)) return false;
+  Source& source = *ends_.find(key);
+  if (!fences_.has_room(key.first)) return false;
   source.program = programs_.number(peer, source);
-  source.fence = fences.take(key.first);
+  source.fence = fences_.take(key.first);
   step(source_transitions(), source.state, TransferEvent::kAnnounced);
   source.begun_at = context_.now;
   wire::Offer offer{{}, source.layers_ready, source.fence->index, source.fence->generation};
@@ -53,7 +33,7 @@ bool Sources::offer(Peer& peer, TransferKey key) {
 }
 
 void Sources::layers_ready(TransferKey key, std::uint32_t layers) {
-  Source* source = sources_.find(key);
+  Source* source = ends_.find(key);
   if (source == nullptr || layers <= source->layers_ready) return;
   source->layers_ready = std::min(layers, source->move->grid.num_layers);
   Peer* peer = sessions_.find(key.first);
@@ -86,20 +66,19 @@ Status Sources::on(Peer& peer, wire::Request& request) {
   if (Status status = programs_.check(use.value(), *source.move, Side::kSrc); !status.ok())
     return refuse(status);
   if (Status status = leases_.find(source, wire::LeaseMode::kRead); !status.ok()) return refuse(status);
-  FenceSlots& fences = fences_of(peer);
-  const FenceSlots::Slot none{fences.range().first, 0, {}, 0};
+  const FenceSlots::Slot none;
   if (source.move->grid.num_pairs != 0) {  // otherwise there is nothing that it could read too late
     Charge charge = Charge::take(peer.budget(), Resource::kFenceSlots, 1);
     if (!charge)
       return refuse({Code::kRefused, "too many of your reads are open at the peer: " +
                                          peer.budget()->in_words(Resource::kFenceSlots) +
                                          "; wait for some to end"});
-    if (!fences.has_room(peer.key()))
+    if (!fences_.has_room(peer.key()))
       return refuse(
           {Code::kRefused,
-           "transfers with you use too many of the " + std::to_string(fences.range().num) +
+           "transfers with you use too many of the " + std::to_string(FenceTable::kNumSlots) +
                " fence slots of the peer, at least twice as many as are free: wait for some to end"});
-    source.fence = fences.take(peer.key(), std::move(charge));
+    source.fence = fences_.take(peer.key(), std::move(charge));
   }
   const FenceSlots::Slot& fence = source.fence ? *source.fence : none;
   add(std::move(owned));
@@ -113,7 +92,7 @@ Status Sources::on(Peer& peer, wire::Request& request) {
 }
 
 Status Sources::on(Peer& peer, const wire::Credit& credit) {
-  Source* source = sources_.find({peer.key(), credit.transfer});
+  Source* source = ends_.find({peer.key(), credit.transfer});
   if (source == nullptr || source->state != TransferState::kServing) return {};  // it ended meanwhile
   const PieceGrid& grid = source->move->grid;
   if (credit.num_pieces > grid.num_pieces() || credit.first_piece > grid.num_pieces() - credit.num_pieces ||
@@ -165,7 +144,7 @@ Status Sources::charge_runs(const Peer& peer, Source& source) const {
 }
 
 void Sources::on(Peer& peer, const wire::Done& done) {
-  Source* source = sources_.find({peer.key(), done.transfer});
+  Source* source = ends_.find({peer.key(), done.transfer});
   if (source == nullptr) return;
   source->owes_word = false;
   if (!step(source_transitions(), source->state, TransferEvent::kPeerDone)) return end_again(*source);
@@ -177,15 +156,14 @@ void Sources::on(Peer& peer, const wire::Done& done) {
   // still reads pages. They are the caller's again when the last send has completed.
   admission_.closed(*source);
   if (source->posted.empty()) return drained(*source);
-  forget_asked(*source);
-  release_fence(*source);
+  let_go(*source);
   draining_.begin(*source);
 }
 
 // ---- what happens to them -----------------------------------------------------------------------
 
 void Sources::sent(const Rails::Completed& work, const Completion& completion) {
-  Source* source = sources_.find(work.transfer);
+  Source* source = ends_.find(work.transfer);
   if (source == nullptr) return;
   source->forget_work(completion.work);
   if (completion.code == Code::kOk) {
@@ -218,8 +196,7 @@ void Sources::send_pieces(Source& source) {
       work.kind = WorkKind::kSend;
       work.piece = run.first_piece;
       work.move = source.move;
-      const PostResult result = rails_.post(*rail, WorkUse::kSend, work, source);
-      if (result.accepted == 0 && result.code == Code::kAgain) {
+      if (rails_.post(*rail, WorkUse::kSend, work, source) == Code::kAgain) {
         rails_.rest(*rail, source.priority);
         context_.pump_again = true;
         break;
@@ -242,15 +219,15 @@ void Sources::send_waiting() {
   if (sending_.empty()) return;
   for (const TransferKey& key : std::vector(sending_.begin(), sending_.end()))
     context_.serve(key.first, [&] {
-      if (Source* source = sources_.find(key); source != nullptr && sessions_.find_open(key.first) != nullptr)
+      if (Source* source = ends_.find(key); source != nullptr && sessions_.find_open(key.first) != nullptr)
         send_pieces(*source);
     });
 }
 
 void Sources::rail_up(const Rail& rail) {
   const wire::RailName& name = rail.info().name;
-  for (const TransferKey& key : sources_.of_session(rail.session())) {
-    Source& source = *sources_.find(key);
+  for (const TransferKey& key : ends_.of_session(rail.session())) {
+    Source& source = *ends_.find(key);
     // Pieces are early no more: they were asked for over this rail, or over a life of it that never came
     // up here.
     auto queue = source.to_send.lower_bound({name.index, 0});
@@ -266,8 +243,8 @@ void Sources::rail_up(const Rail& rail) {
 }
 
 void Sources::rail_down(const Rail& rail) {
-  for (const TransferKey& key : sources_.of_session(rail.session()))
-    sources_.find(key)->to_send.erase(rail.info().name);
+  for (const TransferKey& key : ends_.of_session(rail.session()))
+    ends_.find(key)->to_send.erase(rail.info().name);
 }
 
 // The pages are ours and do not change, so their sums can be told before the bytes arrive.
@@ -283,7 +260,7 @@ void Sources::sum_slice() {
 }
 
 void Sources::on_timer(TransferKey key) {
-  Source* source = sources_.find(key);
+  Source* source = ends_.find(key);
   if (source == nullptr) return;
   source->timer.reset();
   if (is_draining(source->state)) return draining_.tell(*source);
@@ -298,7 +275,7 @@ void Sources::on_timer(TransferKey key) {
 
 void Sources::release_fence(Source& source) {
   if (!source.fence) return;
-  (FenceTable::kSlots.contains(source.fence->index) ? fences_ : old_fences_).give_back(*source.fence);
+  fences_.give_back(*source.fence);
   source.fence.reset();
 }
 
@@ -309,7 +286,7 @@ void Sources::forget_asked(Source& source) {
 }
 
 void Sources::on(Peer& peer, const wire::Fail& told, Status why) {
-  Source* source = sources_.find({peer.key(), told.transfer});
+  Source* source = ends_.find({peer.key(), told.transfer});
   if (source == nullptr) return;
   source->owes_word = false;
   hear(*source, told.context);
@@ -324,7 +301,7 @@ void Sources::hear(Source& source, const wire::Bytes& context) {
 }
 
 void Sources::fail(TransferKey key, TransferEvent event, Status why, bool tell_peer) {
-  if (Source* source = sources_.find(key)) fail(*source, event, std::move(why), tell_peer);
+  if (Source* source = ends_.find(key)) fail(*source, event, std::move(why), tell_peer);
 }
 
 void Sources::fail(Source& source, TransferEvent event, Status why, bool tell_peer) {
@@ -335,8 +312,7 @@ void Sources::fail(Source& source, TransferEvent event, Status why, bool tell_pe
   context_.timers.clear(source.timer);
   source.reason = as_loss(std::move(why));
   if (source.handle) source.handle->let_streams_go(outcome_of(source.state));
-  release_fence(source);  // a peer that still reads finds out before it says done
-  forget_asked(source);
+  let_go(source);  // a peer that still reads finds out before it says done
   admission_.closed(source);
   if (is_under_way(source)) draining_.begin(source);
   // A destination that owes its last word has to hear of each end.
@@ -353,14 +329,6 @@ bool Sources::is_under_way(const Source& source) const {
          (source.ours && source.owes_word && sessions_.find_open(source.key.first) != nullptr);
 }
 
-// If memory was lacking for its end, the end goes on where it stopped (Engine::lose).
-void Sources::end_again(Source& source) {
-  if (outcome_of(source.state) == Outcome::kPending) return;
-  if (!is_under_way(source)) return drained(source);
-  if (source.draining_since == 0) draining_.begin(source);
-}
-
-// The only way out: it is done, or it is not under way any more.
 void Sources::drained(Source& source) {
   context_.make_room();
   // This end does not know what the destination has; all of it may have to be written again.
@@ -368,37 +336,15 @@ void Sources::drained(Source& source) {
   if (source.state != TransferState::kFinishing && source.handle)
     failed = blocks_of(*source.move, Side::kSrc, std::vector<bool>(source.move->grid.num_pairs, true));
   step(source_transitions(), source.state, TransferEvent::kDrained);
-  const bool done = source.state == TransferState::kDone;
-  release_fence(source);
-  context_.timers.clear(source.timer);
-  if (source.ours && !done) admission_.forget(source);
-  records_.ended(source, source.num_sent);
-  if (done && !source.ours && !source.notify.empty() && sessions_.find(source.key.first) != nullptr)
-    context_.host.emit({.kind = EventKind::kNotification,
-                        .peer = source.key.first,
-                        .payload = std::move(source.notify),
-                        .context = std::move(source.context),
-                        .charge = std::move(source.event)});
-  ++(done ? context_.stats.transfers_done : context_.stats.transfers_failed);
-  handles_.end(source.handle, source.state, source.reason, std::move(failed));
-  forget_asked(source);
-  context_.keep_for_this_round(sources_.take(source.key));
-  draining_.ended(source);
+  tell(source, source.num_sent, true, std::move(failed));
+  retire(source);
 }
 
 // Releases all of them before the first rail drops memory. Dropping memory may wait for the whole device,
 // and a stream that waits for a transfer holds up the device.
 void Sources::let_streams_go() {
-  for (const auto& [key, source] : sources_)
+  for (const auto& [key, source] : ends_)
     if (source->handle) source->handle->let_streams_go(Outcome::kFailed);
-}
-
-void Sources::abandon() {
-  while (!sources_.empty()) {
-    Source& source = *sources_.begin()->second;
-    source.posted.clear();
-    drained(source);
-  }
 }
 
 }  // namespace kvxfer

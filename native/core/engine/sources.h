@@ -12,18 +12,9 @@
 #include <set>
 #include <utility>
 
-#include "core/engine/admission.h"
-#include "core/engine/draining.h"
 #include "core/engine/fence_slots.h"
-#include "core/engine/handles.h"
-#include "core/engine/leases.h"
-#include "core/engine/programs.h"
-#include "core/engine/rails.h"
-#include "core/engine/records.h"
-#include "core/engine/sessions.h"
 #include "core/engine/sums.h"
-#include "core/engine/transfer_end.h"
-#include "core/engine/transfer_table.h"
+#include "core/engine/transfer_ends.h"
 
 namespace kvxfer {
 
@@ -41,26 +32,15 @@ struct Source : TransferEnd {
   Charge runs;
 };
 
-class Sources {
+class Sources final : public TransferEnds<Source> {
  public:
   Sources(Context& context, Sessions& sessions, Rails& rails, Programs& programs, Leases& leases,
           Admission& admission, Handles& handles, Records& records, Draining& draining)
-      : context_(context),
-        sessions_(sessions),
-        rails_(rails),
-        programs_(programs),
-        leases_(leases),
-        admission_(admission),
-        handles_(handles),
-        records_(records),
-        draining_(draining),
-        fences_(context, FenceTable::kSlots),
-        old_fences_(context, FenceTable::kOldSlots) {}
+      : TransferEnds(context, sessions, rails, programs, leases, admission, handles, records, draining),
+        fences_(context) {}
 
-  // ---- ours: queued, then announced by an OFFER. False: no fence word is free for it; try later
-  Source& add(std::unique_ptr<Source> source);
+  // ---- ours: added, then announced by an OFFER. False: no fence word is free for it; try later
   bool offer(Peer& peer, TransferKey key);
-  void withdraw(TransferKey key);  // of which no peer has heard, and of which nothing was posted
   void layers_ready(TransferKey key, std::uint32_t layers);
 
   // ---- what peers say; an error breaks the protocol
@@ -80,42 +60,27 @@ class Sources {
   bool has_work() const noexcept { return !sending_.empty() || !sums_.empty(); }  // in this round
 
   // ---- ends
-  const TransferTable<Source>& all() const noexcept { return sources_; }  // draining ones included
   void fail(TransferKey key, TransferEvent event, Status why, bool tell_peer);
-  void remove_session(SessionKey session) {
-    for (FenceSlots* fences : {&fences_, &old_fences_}) fences->remove_session(session);
-  }
+  void remove_session(SessionKey session) { fences_.remove_session(session); }
   void let_streams_go();
-  void abandon();  // gives up posted works: they complete no more
 
-  std::size_t size() const noexcept { return sources_.size(); }
-  std::size_t num_fences() const noexcept { return fences_.num_used() + old_fences_.num_used(); }
+  std::size_t num_fences() const noexcept { return fences_.num_used(); }
 
  private:
   Status charge_runs(const Peer& peer, Source& source) const;
   void send_pieces(Source& source);
   void hear(Source& source, const wire::Bytes& context);
   void fail(Source& source, TransferEvent event, Status why, bool tell_peer);
-  void end_again(Source& source);
-  bool is_under_way(const Source& source) const;
-  void drained(Source& source);
-  FenceSlots& fences_of(const Peer& peer) noexcept {
-    return peer.session().fence_slots().first == FenceTable::kSlots.first ? fences_ : old_fences_;
+  bool is_under_way(const Source& source) const override;
+  void drained(Source& source) override;
+  void let_go(Source& source) override {
+    release_fence(source);
+    forget_asked(source);
   }
   void release_fence(Source& source);
   void forget_asked(Source& source);
 
-  Context& context_;
-  Sessions& sessions_;
-  Rails& rails_;
-  Programs& programs_;
-  Leases& leases_;
-  Admission& admission_;
-  Handles& handles_;
-  Records& records_;
-  Draining& draining_;
-  FenceSlots fences_, old_fences_;  // a session uses one of the two
-  TransferTable<Source> sources_;
+  FenceSlots fences_;
   std::set<TransferKey> sending_;  // sources with pieces that wait because a rail said "again"
   Sums sums_{Side::kSrc, context_.workers};  // to be told
 };

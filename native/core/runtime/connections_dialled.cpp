@@ -249,7 +249,6 @@ void Connections::hand_over(Connection& connection, bool initiator, Charge descr
                          session.peer().name,
                          engine_->budget(connection.session),
                          connection.peer_instance,
-                         session.fence_slots(),
                          std::move(cipher)};
   const Status bound =
       rails_.bind({connection.session, connection.rail, connection.transport, connection.peer_instance,

@@ -253,15 +253,15 @@ void RailTable::handle(std::size_t transport, const Completion& completion, Time
 
 // ---- as EngineHost's ------------------------------------------------------------------------------
 
-PostResult RailTable::post(RailId rail, const Work& work) {
+Code RailTable::post(RailId rail, const Work& work) {
   const Place* const place = find(rail);
-  if (place == nullptr) return {0, Code::kRailFailed};
+  if (place == nullptr) return Code::kRailFailed;
   Transport& transport = *transports_[place->first];
-  if (nvtx::tool() == nullptr) return transport.post(place->second, std::span(&work, 1));
+  if (nvtx::tool() == nullptr) return transport.post(place->second, work);
   ranges_.insert_or_assign(work.id,
                            nvtx::Range(stage_of(work.kind), transport.capabilities().name, work.piece));
-  const PostResult posted = transport.post(place->second, std::span(&work, 1));
-  if (posted.accepted == 0) ranges_.erase(work.id);
+  const Code posted = transport.post(place->second, work);
+  if (posted != Code::kOk) ranges_.erase(work.id);
   return posted;
 }
 

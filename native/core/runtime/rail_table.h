@@ -81,7 +81,7 @@ class RailTable {
   bool arm();  // before the driving thread sleeps; false if something came meanwhile
 
   // ---- as EngineHost's
-  PostResult post(RailId rail, const Work& work);
+  Code post(RailId rail, const Work& work);
   WorkKind choose(RailId rail, const Move& move, std::uint32_t piece) const;
   void cancel(RailId rail, std::span<const WorkId> works);
   Status attach(RailId rail, const RemoteRegion& region);

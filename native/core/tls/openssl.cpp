@@ -1,9 +1,8 @@
 #include "core/tls/openssl.h"
 
-#include <dlfcn.h>
-
 #include <string>
-#include <type_traits>
+
+#include "kvxfer/opened_library.h"
 
 namespace kvxfer::tls {
 namespace {
@@ -12,33 +11,13 @@ constexpr const char* kInstall =
     "certificates need OpenSSL 3: install libssl3 on Debian and its derivatives (libssl3t64 on newer ones), "
     "openssl-libs on Red Hat's";
 
-struct Loaded {
-  Library library{};
-  Status status;
-};
-
-Loaded load_library() {
-  Loaded out;
-  // Never closed: it keeps state for threads that have used it. libssl loads its libcrypto by its own
-  // name.
-  void* const library = dlopen("libssl.so.3", RTLD_NOW | RTLD_LOCAL);
-  void* const crypto = library == nullptr ? nullptr : dlopen("libcrypto.so.3", RTLD_NOW | RTLD_LOCAL);
-  if (crypto == nullptr) {
-    const char* const why = dlerror();
-    out.status = Status(Code::kUnsupported, std::string("OpenSSL cannot be loaded (") +
-                                                (why != nullptr ? why : "libssl.so.3") + "): " + kInstall);
-    return out;
-  }
-  const auto find = [&](auto& function, const char* symbol) {
-    void* found = dlsym(library, symbol);
-    if (found == nullptr) found = dlsym(crypto, symbol);
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);
-    if (function == nullptr && out.status.ok())
-      out.status = Status(Code::kUnsupported,
-                          std::string("this OpenSSL is too old: it has no ") + symbol + "; " + kInstall);
-  };
-  Library& table = out.library;
-#define KVXFER_FIND(name) find(table.name, #name)
+Result<Library> load_library() {
+  // libssl loads its libcrypto by its own name.
+  OpenedLibrary library({"libssl.so.3", "libcrypto.so.3"});
+  if (!library.why().empty())
+    return Status(Code::kUnsupported, "OpenSSL cannot be loaded (" + library.why() + "): " + kInstall);
+  Library table{};
+#define KVXFER_FIND(name) library.find(table.name, #name)
   KVXFER_FIND(TLS_method);
   KVXFER_FIND(SSL_CTX_new);
   KVXFER_FIND(SSL_CTX_free);
@@ -120,16 +99,19 @@ Loaded load_library() {
   KVXFER_FIND(ERR_reason_error_string);
   KVXFER_FIND(OPENSSL_init_ssl);
 #undef KVXFER_FIND
-  if (out.status.ok()) table.OPENSSL_init_ssl(abi::kNoExitHandler, nullptr);
-  return out;
+  if (!library.lacks().empty())
+    return Status(Code::kUnsupported,
+                  "this OpenSSL is too old: it has no " + library.lacks() + "; " + kInstall);
+  table.OPENSSL_init_ssl(abi::kNoExitHandler, nullptr);
+  return table;
 }
 
 }  // namespace
 
 Result<const Library*> Library::load() {
-  static const Loaded loaded = load_library();
-  if (!loaded.status.ok()) return loaded.status;
-  return &loaded.library;
+  static const Result<Library> loaded = load_library();
+  if (!loaded.ok()) return loaded.status();
+  return &loaded.value();
 }
 
 std::string last_error(const Library& library) {

@@ -88,32 +88,20 @@ class Reactor {
   virtual void remove(int fd) noexcept = 0;  // call before closing fd
 };
 
-// Some slots of a fence table.
-struct FenceSlotRange {
-  std::uint32_t first = 0, num = 0;
-  // The difference wraps below first.
-  constexpr bool contains(std::uint32_t slot) const noexcept { return slot - first < num; }
-  constexpr std::uint32_t end() const noexcept { return first + num; }
-  constexpr std::size_t nbytes() const noexcept { return num * sizeof(std::uint64_t); }
-};
-
 // The source's fence: one generation word for each transfer that it serves. A reader that moved the bytes
 // itself compares the word after its last byte; a source that ends a right bumps it before the pages are
-// used again. Each range of slots is backed by a memfd that peers on this host map read-only. A session uses
-// one of the two ranges, and its peer has the memfd of that range alone.
+// used again. The words are in a memfd that peers on this host map read-only.
 class FenceTable {
  public:
-  static constexpr FenceSlotRange kOldSlots{0, 16384};  // for peers that know no other slots
-  // For all other peers: one agent serves so many transfers at a time.
-  static constexpr FenceSlotRange kSlots{kOldSlots.num, 65536};
-  static constexpr std::uint32_t kEnd = kSlots.first + kSlots.num;
+  static constexpr std::uint32_t kNumSlots = 65536;  // one agent serves so many transfers at a time
+  static constexpr std::size_t kNbytes = kNumSlots * sizeof(std::uint64_t);
   static Result<std::unique_ptr<FenceTable>> create();
   ~FenceTable();
 
-  // The memfd of a range for peers: sealed, so that they can map it read-only alone, and filled from now
-  // on. Before this call, words that no transfer has had take no memory.
-  Result<int> fill(const FenceSlotRange& range) const;
-  const std::atomic<std::uint64_t>* words() const noexcept { return words_; }  // all kEnd
+  // The memfd for peers: sealed, so that they can map it read-only alone, and filled from now on. Before this
+  // call, words that no transfer has had take no memory.
+  Result<int> fill() const;
+  const std::atomic<std::uint64_t>* words() const noexcept { return words_; }  // kNumSlots
   std::uint64_t generation(std::uint32_t slot) const noexcept {
     return words_[slot].load(std::memory_order_acquire);
   }
@@ -122,7 +110,7 @@ class FenceTable {
 
  private:
   FenceTable() = default;
-  UniqueFd old_fd_, fd_;
+  UniqueFd fd_;
   std::atomic<std::uint64_t>* words_ = nullptr;
 };
 
@@ -294,16 +282,12 @@ struct Capabilities {
   // kUnsupported, and such a program goes over another rail that is up.
   bool converts = true;
   std::uint64_t max_piece_nbytes = UINT64_MAX;  // and at most: it may have no room for a larger one
+  bool pins = false;  // registering memory takes its device long: Transport::prepare
 
   // The rank for a region at this end.
   constexpr std::uint32_t rank_for(const LocalRegion& region) const noexcept {
     return rank + (far.has(region.kind, region.numa_node) ? 1 : 0);
   }
-};
-
-struct PostResult {
-  std::size_t accepted = 0;  // a prefix; the rest was not touched
-  Code code = Code::kOk;  // why it ended: kOk (all), kAgain, kRailFailed (unknown peer)
 };
 
 struct ConnectInfo {
@@ -315,8 +299,6 @@ struct ConnectInfo {
   // Which of the peer's instances of this transport the rail is connected to; keys of regions belong to
   // that instance.
   std::uint16_t peer_instance = 0;
-  // The slots that the session's transfers use, in either end's fence table.
-  FenceSlotRange fence_slots = FenceTable::kSlots;
   // Null: the socket is plain. Otherwise all bytes on the socket go through this cipher.
   std::shared_ptr<Cipher> cipher = nullptr;
 };
@@ -346,19 +328,16 @@ class Transport {
   virtual Capabilities capabilities() const noexcept = 0;
 
   // Registration has two steps, since pinning 100 GB takes a device longer than peers are patient.
-  // prepare() is the long step. It runs without the gate, on a thread of its own or on the caller's,
-  // beside any other call and those of other transports, so it shares no state with them. Meanwhile the
-  // agent goes on, and peers reach the region over the rails that are ready. The agent passes the result
-  // to register_memory. A transport that pins nothing leaves both as they are.
-  virtual bool prepares() const noexcept { return false; }
+  // prepare() is the long step, of a transport that pins (Capabilities). It runs without the gate, on a
+  // thread of its own or on the caller's, beside any other call and those of other transports, so it shares
+  // no state with them. Meanwhile the agent goes on, and peers reach the region over the rails that are
+  // ready.
   virtual Result<Pinned> prepare(const LocalRegion&) { return Pinned(); }
-  // The short step. The keys travel to peers. The memory stays registered until deregister_memory; the
-  // agent calls that when no work on the region is outstanding any more. If one rail cannot register it,
-  // the others still can: peers reach the region over those.
-  virtual Result<RegionKeys> register_memory(const LocalRegion& region) = 0;
-  virtual Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned&) {
-    return register_memory(region);
-  }
+  // The short step, with what prepare() returned; null of a transport that pins nothing. The keys travel to
+  // peers. The memory stays registered until deregister_memory; the agent calls that when no work on the
+  // region is outstanding any more. If one rail cannot register it, the others still can: peers reach the
+  // region over those.
+  virtual Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned& pinned) = 0;
   // Drops the rail's copy of the region's Pinned; the agent drops the last reference later, without the
   // gate.
   virtual void deregister_memory(RegionId region) noexcept = 0;
@@ -381,9 +360,9 @@ class Transport {
   // Works that were posted may still read it.
   virtual void detach(PeerId peer, RegionId region) noexcept = 0;
 
-  // Accepts a prefix. Each accepted work completes exactly once through poll, in any order, even after
-  // kRailDown.
-  virtual PostResult post(PeerId peer, std::span<const Work> batch) noexcept = 0;
+  // kOk: accepted; it completes exactly once through poll, in any order, even after kRailDown. kAgain: not
+  // now. kRailFailed: there is no such peer, or no rail to it any more.
+  virtual Code post(PeerId peer, const Work& work) noexcept = 0;
 
   // Says how a piece is to come over a rail that takes both one-sided and two-sided works: kFetch or
   // kReceive, whichever costs this rail less for this piece, and never a kind that the rail cannot use for

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -31,21 +30,19 @@ class FenceWords {
     return words;
   }
 
-  // ---- our table: a part of it is registered when the first peer needs it. Offsets count from the start of
-  // the whole table.
-  Result<const Registration*> share(const FenceSlotRange& slots) {
-    std::shared_ptr<const Registration>& registration = shared_[slots.first];
-    if (registration == nullptr) {
-      if (const Result<int> filled = table_.fill(slots); !filled.ok()) return filled.status();
+  // ---- our table: it is registered when the first peer needs it
+  Result<const Registration*> share() {
+    if (shared_ == nullptr) {
+      if (const Result<int> filled = table_.fill(); !filled.ok()) return filled.status();
       LocalRegion region;
       // Peers read these words; the device never writes them.
       region.base = reinterpret_cast<std::byte*>(const_cast<std::atomic<std::uint64_t>*>(table_.words()));
-      region.spans = {{slots.first * sizeof(std::uint64_t), slots.nbytes()}};
+      region.spans = {{0, FenceTable::kNbytes}};
       Result<std::shared_ptr<const Registration>> registered = register_(region);
       if (!registered.ok()) return registered.status();
-      registration = std::move(registered).value();
+      shared_ = std::move(registered).value();
     }
-    return registration.get();
+    return shared_.get();
   }
 
   // ---- peers' words: a place for each question that is under way
@@ -78,7 +75,7 @@ class FenceWords {
 
   const Register register_;
   const FenceTable& table_;
-  std::map<std::uint32_t, std::shared_ptr<const Registration>> shared_;  // by the first slot
+  std::shared_ptr<const Registration> shared_;
   std::vector<std::uint64_t> landed_;
   std::vector<std::uint32_t> free_;
   std::shared_ptr<const Registration> registration_;  // of landed_, so it must end first

@@ -39,22 +39,17 @@ Opened open(std::string_view prefix, const std::string& file, std::initializer_l
 template <class Library>
 class OnePerProcess {
  public:
-  struct Loaded {
-    Library library{};
-    Status status;
-  };
   // The first call that finds a library decides which one the process uses.
-  Result<const Library*> load(const std::string& file, Loaded (*its_load)(const std::string& file)) {
+  Result<const Library*> load(const std::string& file, Result<Library> (*its_load)(const std::string& file)) {
     const std::lock_guard lock(mutex_);
-    if (!loaded_ || (!loaded_->status.ok() && file != first_file_)) {
+    if (!loaded_ || (!loaded_->ok() && file != first_file_)) {
       first_file_ = file;
       loaded_.emplace(its_load(file));
-    } else if (loaded_->status.ok() && !file.empty() && file != first_file_ &&
-               file != loaded_->library.path) {
-      return other_is_open(loaded_->library.path, file);
+    } else if (loaded_->ok() && !file.empty() && file != first_file_ && file != loaded_->value().path) {
+      return other_is_open(loaded_->value().path, file);
     }
-    if (!loaded_->status.ok()) return loaded_->status;
-    return &loaded_->library;
+    if (!loaded_->ok()) return loaded_->status();
+    return &loaded_->value();
   }
   static Status other_is_open(const std::string& path, const std::string& file) {
     return {Code::kUnsupported, "this process has " + path + " open already, and not " + file +
@@ -64,7 +59,7 @@ class OnePerProcess {
 
  private:
   std::mutex mutex_;
-  std::optional<Loaded> loaded_;
+  std::optional<Result<Library>> loaded_;
   std::string first_file_;
 };
 

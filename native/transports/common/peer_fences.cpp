@@ -27,11 +27,10 @@ Completion check_fence(const std::atomic<std::uint64_t>* word, const Work& work,
   return done(work.id);
 }
 
-Result<PeerFences> PeerFences::map(const UniqueFd& fd, std::uint64_t announced_nbytes,
-                                   const FenceSlotRange& slots) {
-  if (announced_nbytes != slots.nbytes())
+Result<PeerFences> PeerFences::map(const UniqueFd& fd, std::uint64_t announced_nbytes) {
+  if (announced_nbytes != FenceTable::kNbytes)
     return Status(Code::kRailFailed, "its fence table has " + std::to_string(announced_nbytes) +
-                                         " bytes, not " + std::to_string(slots.nbytes()));
+                                         " bytes, not " + std::to_string(FenceTable::kNbytes));
   // Holes need no check. A table of this size lies in no reserved huge pages. Where a kernel before 5.1 lets
   // the owner punch a hole into it, its words read as 0, and the owner's own fences report that they moved
   // on.
@@ -40,17 +39,16 @@ Result<PeerFences> PeerFences::map(const UniqueFd& fd, std::uint64_t announced_n
   if (!mapping.ok()) return mapping.status();
   PeerFences fences;
   fences.mapping_ = std::move(mapping).value();
-  fences.slots_ = slots;
   return fences;
 }
 
-Status OwnFences::share(const FenceSlotRange& slots) {
-  if (fds_.contains(slots.first)) return {};
-  const Result<int> filled = table_.fill(slots);
+Status OwnFences::share() {
+  if (fd_ != nullptr) return {};
+  const Result<int> filled = table_.fill();
   if (!filled.ok()) return filled.status();
   SharedFd copy = share_copy_of(filled.value());
   if (!*copy) return Status::from_errno("dup of the fence table's descriptor", errno);
-  fds_.emplace(slots.first, std::move(copy));
+  fd_ = std::move(copy);
   return {};
 }
 

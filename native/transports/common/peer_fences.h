@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <string_view>
 
@@ -22,20 +21,18 @@ Completion check_fence(const std::atomic<std::uint64_t>* word, const Work& work,
 class PeerFences {
  public:
   PeerFences() = default;  // maps nothing
-  // Maps the descriptor that came with a hello. The hello announces its length, which must be that of the
-  // session's slots.
-  static Result<PeerFences> map(const UniqueFd& fd, std::uint64_t announced_nbytes,
-                                const FenceSlotRange& slots);
+  // Maps the descriptor that came with a hello. The hello announces its length, which must be that of a fence
+  // table.
+  static Result<PeerFences> map(const UniqueFd& fd, std::uint64_t announced_nbytes);
 
   // The word of a slot, which is a number from the peer; null: nothing is mapped for it.
   const std::atomic<std::uint64_t>* word(std::uint32_t slot) const noexcept {
-    if (!slots_.contains(slot)) return nullptr;
-    return reinterpret_cast<const std::atomic<std::uint64_t>*>(mapping_.data()) + (slot - slots_.first);
+    if (mapping_.data() == nullptr || slot >= FenceTable::kNumSlots) return nullptr;
+    return reinterpret_cast<const std::atomic<std::uint64_t>*>(mapping_.data()) + slot;
   }
 
  private:
   PeerMapping mapping_;
-  FenceSlotRange slots_;
 };
 
 // Our own table, as peers receive it.
@@ -43,12 +40,12 @@ class OwnFences {
  public:
   explicit OwnFences(const FenceTable& table) : table_(table) {}
   // Prepares fd(). Not ok: its memory or a descriptor could not be had.
-  Status share(const FenceSlotRange& slots);
-  const SharedFd& fd(const FenceSlotRange& slots) const { return fds_.at(slots.first); }
+  Status share();
+  const SharedFd& fd() const noexcept { return fd_; }
 
  private:
   const FenceTable& table_;
-  std::map<std::uint32_t, SharedFd> fds_;  // by the first slot
+  SharedFd fd_;
 };
 
 }  // namespace kvxfer

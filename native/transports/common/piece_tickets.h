@@ -44,7 +44,6 @@ class AwaitedPieces {
   }
   bool has_room() const noexcept { return pieces_.size() < pieces_.capacity(); }  // of some class
   bool has_room(std::size_t of_class) const noexcept { return nums_[of_class] < most_; }
-  std::size_t size(std::size_t of_class) const noexcept { return nums_[of_class]; }
   bool empty() const noexcept { return pieces_.empty(); }
   auto begin() noexcept { return pieces_.begin(); }
   auto end() noexcept { return pieces_.end(); }

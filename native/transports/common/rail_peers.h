@@ -32,16 +32,11 @@ struct RailPeer {
   using Message = MessageOfRail;
 
   RailPeer(PeerId number, UniqueFd socket, const ConnectInfo& info)
-      : id(number),
-        name(info.peer_name),
-        budget(info.budget),
-        fence_slots(info.fence_slots),
-        channel(std::move(socket), info.cipher) {}
+      : id(number), name(info.peer_name), budget(info.budget), channel(std::move(socket), info.cipher) {}
 
   const PeerId id;
   const std::string name;
   const std::shared_ptr<Budget> budget;  // limits what it may make us hold; null: no limit
-  const FenceSlotRange fence_slots;
   SideChannel<Message> channel;
   bool up = false, down = false;
   WorkQueue queue;
@@ -80,20 +75,23 @@ class RailPeers : public Transport {
     forget(*peer);
   }
 
-  PostResult post(PeerId id, std::span<const Work> batch) noexcept override {
+  Code post(PeerId id, const Work& work) noexcept override {
     Peer* const peer = find(id);
-    if (peer == nullptr || peer->down) return {0, Code::kRailFailed};
-    if (!peer->up) return {0, Code::kAgain};
-    PostResult posted;
+    if (peer == nullptr || peer->down) return Code::kRailFailed;
+    if (!peer->up) return Code::kAgain;
     try {
-      make_room(batch.size(), 0);
+      make_room(1, 0);
       activate(*peer);
-      for (; posted.accepted != batch.size() && posted.code == Code::kOk; ++posted.accepted)
-        if (!accept(*peer, batch[posted.accepted])) return {posted.accepted, Code::kAgain};
+      index_.insert(work.id, id);
     } catch (const std::bad_alloc&) {
-      posted.code = Code::kAgain;
+      return Code::kAgain;
     }
-    return posted;
+    try {
+      if (peer->queue.post(work)) return Code::kOk;
+    } catch (const std::bad_alloc&) {  // counts as full
+    }
+    index_.erase(work.id);
+    return Code::kAgain;
   }
 
   // A work that is queued or between two slices ends here. A work that other threads copy ends when they have
@@ -325,18 +323,6 @@ class RailPeers : public Transport {
 
   void make_room(std::size_t num_works, std::size_t num_peers) {
     ready_.make_room(ready_.size() + index_.size() + num_works + 2 * (peers_.size() + num_peers));
-  }
-
-  bool accept(Peer& peer, const Work& work) {
-    index_.insert(work.id, peer.id);
-    try {
-      if (peer.queue.post(std::span(&work, 1)).accepted == 1) return true;
-    } catch (...) {
-      index_.erase(work.id);
-      throw;
-    }
-    index_.erase(work.id);
-    return false;
   }
 
   void go_down(Peer& peer) noexcept {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <deque>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,11 +17,11 @@ class WorkQueue {
  public:
   static constexpr std::size_t kMost = 1024;  // the engine posts `window` at a time
 
-  PostResult post(std::span<const Work> batch) {
-    const std::size_t accepted = std::min(batch.size(), kMost - works_.size());
-    // One by one: an insertion into an empty deque takes memory anew each time.
-    for (const Work& work : batch.first(accepted)) works_.push_back(work);
-    return {accepted, accepted == batch.size() ? Code::kOk : Code::kAgain};
+  // False: it is full.
+  bool post(const Work& work) {
+    if (works_.size() == kMost) return false;
+    works_.push_back(work);
+    return true;
   }
 
   // False: the work is not here. It has begun, or was never posted.

@@ -53,7 +53,7 @@ Capabilities CudaIpcTransport::capabilities() const noexcept {
 
 // ---- our memory ----
 
-Result<RegionKeys> CudaIpcTransport::register_memory(const LocalRegion& region) {
+Result<RegionKeys> CudaIpcTransport::register_memory(const LocalRegion& region, const Pinned&) {
   if (Status here = gpu::check_device(region, device_); !here.ok()) return here;
   const gpu::ContextScope scope(driver_, context_.get());
   Result<std::vector<MemoryId>> added = exports_.add(region);
@@ -137,15 +137,14 @@ std::size_t CudaIpcTransport::num_mappings() const noexcept {
 Result<PeerId> CudaIpcTransport::connect(UniqueFd socket, const ConnectInfo& info) {
   if (is_lost_)
     return Status(Code::kRailFailed, "cuda_ipc: the GPU has failed in this process: " + lost_why_);
-  if (Status shared = fences_.share(info.fence_slots); !shared.ok())
-    return Status(shared.code(), words(shared.message()));
+  if (Status shared = fences_.share(); !shared.ok()) return Status(shared.code(), words(shared.message()));
   return add_peer(std::move(socket), info, PeerRegions::Reader{driver_, context_.get(), device_});
 }
 
 void CudaIpcTransport::greet(Peer& peer) {
   Message hello;
-  hello.nbytes = peer.fence_slots.nbytes();
-  tell(peer, hello, fences_.fd(peer.fence_slots));
+  hello.nbytes = FenceTable::kNbytes;
+  tell(peer, hello, fences_.fd());
   for (const auto& [memory, entry] : exports_.all()) tell_of_memory(peer, memory, entry);
 }
 
@@ -202,7 +201,7 @@ Status CudaIpcTransport::on_message(Peer& peer, const Message& message, UniqueFd
 }
 
 Status CudaIpcTransport::on_hello(Peer& peer, const Message& message, UniqueFd fences) {
-  Result<PeerFences> mapped = PeerFences::map(fences, message.nbytes, peer.fence_slots);
+  Result<PeerFences> mapped = PeerFences::map(fences, message.nbytes);
   if (!mapped.ok()) return mapped.status();
   peer.fences = std::move(mapped).value();
   return {};

@@ -68,7 +68,7 @@ class CudaIpcTransport final : public RailPeers<cuda_ipc::Peer>, private MemoryL
                                                           const gpu::Driver& driver, const Options& options);
 
   Capabilities capabilities() const noexcept override;
-  Result<RegionKeys> register_memory(const LocalRegion& region) override;
+  Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned&) override;
   void deregister_memory(RegionId region) noexcept override;
   MemoryLender* lender() noexcept override { return this; }
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;

@@ -135,7 +135,8 @@ Capabilities FabricRail::capabilities() const noexcept {
           .two_sided = fabric_->can_send() || fabric_->takes_writes(),
           .window = 64,
           .memory = fabric_->memory(),
-          .converts = false};
+          .converts = false,
+          .pins = true};
 }
 
 // ---- our memory ----
@@ -149,12 +150,6 @@ Result<Pinned> FabricRail::prepare(const LocalRegion& region) {
 
 Result<RegionKeys> FabricRail::register_memory(const LocalRegion& region, const Pinned& pinned) {
   auto registration = std::static_pointer_cast<const Registration>(pinned);
-  if (registration == nullptr) {
-    Result<std::shared_ptr<const Registration>> made =
-        Registration::create(fabric_, region, fabric_->takes_writes());
-    if (!made.ok()) return made.status();
-    registration = std::move(made).value();
-  }
   RegionKeys keys = registration->keys();
   registered_[region.id] = std::move(registration);
   return keys;
@@ -242,7 +237,7 @@ void FabricRail::detach(PeerId id, RegionId region) noexcept {
 // ---- an endpoint's life ----
 
 Result<PeerId> FabricRail::connect(UniqueFd socket, const ConnectInfo& info) {
-  if (const Result<const Registration*> shared = fences_->share(info.fence_slots); !shared.ok())
+  if (const Result<const Registration*> shared = fences_->share(); !shared.ok())
     return refuse(std::move(socket), info, shared.status());
   Charge charge = Charge::take(info.budget, Resource::kBytes, fabric_->endpoint_nbytes());
   if (!charge)
@@ -264,7 +259,7 @@ void FabricRail::greet(Peer& peer) {
   job->route = {socket_name(peer.channel.fd(), ::getsockname), socket_name(peer.channel.fd(), ::getpeername)};
   job->ours.library = fabric_->library();
   job->ours.terms = fabric_->terms();
-  job->ours.fences = fences_->share(peer.fence_slots).value()->keys();
+  job->ours.fences = fences_->share().value()->keys();
   if (Status begun = send_away(peer, job); !begun.ok()) fail(peer, begun.message());
 }
 
@@ -320,10 +315,9 @@ Status FabricRail::on_set_up(Peer& peer, Job& ended) {
     return peer.down ? Status() : meet(peer);
   }
   peer.fences = std::move(ended.fences);
-  const std::uint64_t first = peer.fence_slots.first * sizeof(std::uint64_t);
-  const fabric::KeyedSpan* const words = peer.fences->spans.find(first);
-  if (words == nullptr || words->end - first < peer.fence_slots.nbytes())
-    return {Code::kRailFailed, "its fence table has another length than this session's"};
+  const fabric::KeyedSpan* const words = peer.fences->spans.find(0);
+  if (words == nullptr || words->end < FenceTable::kNbytes)
+    return {Code::kRailFailed, "its fence table has another length than ours"};
   peer.is_connected = true;
   peer.preferred = peer.endpoint->preferred_way();
   Message ready = Message::about(MessageKind::kReady);
@@ -450,7 +444,7 @@ Status FabricRail::prove(Peer& peer) {
     wake(peer);
     return {};
   }
-  const fabric::KeyedSpan& from = *peer.fences->spans.find(peer.fence_slots.first * sizeof(std::uint64_t));
+  const fabric::KeyedSpan& from = *peer.fences->spans.find(0);
   const fabric::KeyedSpan to = fences_->nowhere();
   Flight& flight = spare_flight(peer);
   flight.is_proof = flight.is_named = true;

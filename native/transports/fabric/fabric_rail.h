@@ -104,11 +104,7 @@ class FabricRail final : public WrittenPieces<fabric::Peer>, private MemoryLende
   ~FabricRail() override;
 
   Capabilities capabilities() const noexcept override;
-  bool prepares() const noexcept override { return true; }
   Result<Pinned> prepare(const LocalRegion& region) override;
-  Result<RegionKeys> register_memory(const LocalRegion& region) override {
-    return register_memory(region, nullptr);
-  }
   Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned& pinned) override;
   void deregister_memory(RegionId region) noexcept override;
   MemoryLender* lender() noexcept override { return fabric_->serves_peers() ? this : nullptr; }

@@ -1,10 +1,8 @@
 #include "transports/libfabric/library.h"
 
-#include <dlfcn.h>
 #include <unistd.h>
 
-#include <type_traits>
-
+#include "kvxfer/opened_library.h"
 #include "transports/common/found_library.h"
 
 namespace kvxfer::libfabric {
@@ -16,41 +14,35 @@ constexpr const char* kFileOfAws = "/opt/amazon/efa/lib/libfabric.so.1";  // AWS
 
 using OneLibrary = found_library::OnePerProcess<Library>;
 
-OneLibrary::Loaded load_library(const std::string& file) {
-  OneLibrary::Loaded out;
+Result<Library> load_library(const std::string& file) {
   const found_library::Opened opened = found_library::open(kPrefix, file, {kSystemFile, kFileOfAws});
-  if (opened.handle == nullptr) {
-    out.status = Status(Code::kUnsupported,
-                        "libfabric cannot be opened (" + opened.why +
-                            "): install it, libfabric on Red Hat's systems, libfabric1 on Debian's, AWS's "
-                            "EFA installer, or name its file as option libfabric.library");
-    return out;
-  }
-  Library& table = out.library;
-  const auto find = [&](auto& function, const char* symbol) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(opened.handle, symbol));
-    if (function == nullptr && out.status.ok())
-      out.status = Status(Code::kUnsupported, "this libfabric has no " + std::string(symbol) +
-                                                  ": install 1.17 or newer, or name its file as option "
-                                                  "libfabric.library");
-  };
-  find(table.get_version, "fi_version");
-  find(table.get_info, "fi_getinfo");
-  find(table.free_info, "fi_freeinfo");
-  find(table.copy_info, "fi_dupinfo");
-  find(table.open_fabric, "fi_fabric");
-  find(table.error_string, "fi_strerror");
-  if (!out.status.ok()) return out;
+  if (opened.handle == nullptr)
+    return Status(Code::kUnsupported,
+                  "libfabric cannot be opened (" + opened.why +
+                      "): install it, libfabric on Red Hat's systems, libfabric1 on Debian's, AWS's "
+                      "EFA installer, or name its file as option libfabric.library");
+  OpenedLibrary library(opened.handle);
+  Library table{};
+  library.find(table.get_version, "fi_version");
+  library.find(table.get_info, "fi_getinfo");
+  library.find(table.free_info, "fi_freeinfo");
+  library.find(table.copy_info, "fi_dupinfo");
+  library.find(table.open_fabric, "fi_fabric");
+  library.find(table.error_string, "fi_strerror");
+  if (!library.lacks().empty())
+    return Status(Code::kUnsupported, "this libfabric has no " + library.lacks() +
+                                          ": install 1.17 or newer, or name its file as option "
+                                          "libfabric.library");
   const std::uint32_t version = table.get_version();
   table.version = std::to_string(version >> 16) + "." + std::to_string(version & 0xFFFF);
   table.path = found_library::path_of(reinterpret_cast<const void*>(table.get_version));
   if (version < abi::kApi)
-    out.status = Status(Code::kUnsupported, table.path + " is libfabric " + table.version +
-                                                ": 1.17 or newer is needed; install it, or name its file "
-                                                "as option libfabric.library");
-  else if (!file.empty() && !opened.before.empty() && opened.before != file)
-    out.status = OneLibrary::other_is_open(opened.before, file);
-  return out;
+    return Status(Code::kUnsupported, table.path + " is libfabric " + table.version +
+                                          ": 1.17 or newer is needed; install it, or name its file "
+                                          "as option libfabric.library");
+  if (!file.empty() && !opened.before.empty() && opened.before != file)
+    return OneLibrary::other_is_open(opened.before, file);
+  return table;
 }
 
 }  // namespace

@@ -93,7 +93,7 @@ Capabilities LoopbackTransport::capabilities() const noexcept {
 
 // ---- memory ----
 
-Result<RegionKeys> LoopbackTransport::register_memory(const LocalRegion& region) {
+Result<RegionKeys> LoopbackTransport::register_memory(const LocalRegion& region, const Pinned&) {
   const std::unique_lock lock(exposure_->mutex);
   exposure_->regions[region.id] = {region.base, end_of(region.spans)};
   // The region's id is enough for a peer. Its address lets attach() notice a mix-up.
@@ -180,7 +180,7 @@ Completion LoopbackTransport::compare_fence(Peer& peer, const Work& work) {
   if (peer.exposure->fences == nullptr)
     return failed(work.id, Code::kRailFailed, "loopback: " + peer.name + " is closed");
   const std::uint32_t slot = work.fence_slot;
-  return check_fence(peer.fence_slots.contains(slot) ? peer.exposure->fences->words() + slot : nullptr, work,
+  return check_fence(slot < FenceTable::kNumSlots ? peer.exposure->fences->words() + slot : nullptr, work,
                      "loopback", peer.name);
 }
 

@@ -49,7 +49,7 @@ class LoopbackTransport final : public CopyingRail<loopback::Peer> {
   ~LoopbackTransport() override;
 
   Capabilities capabilities() const noexcept override;
-  Result<RegionKeys> register_memory(const LocalRegion& region) override;
+  Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned&) override;
   void deregister_memory(RegionId region) noexcept override;
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
   Status attach(PeerId peer, const RemoteRegion& region) override;

@@ -78,7 +78,7 @@ Capabilities ShmTransport::capabilities() const noexcept {
 
 // ---- our memory ----
 
-Result<RegionKeys> ShmTransport::register_memory(const LocalRegion& region) {
+Result<RegionKeys> ShmTransport::register_memory(const LocalRegion& region, const Pinned&) {
   Keys keys;
   if (const auto slice = PoolMemory::find(region.base, end_of(region.spans))) {
     auto found = exported_.find(slice->memfd_id);
@@ -141,22 +141,21 @@ std::size_t ShmTransport::num_mappings() const noexcept {
 // ---- peers ----
 
 Result<PeerId> ShmTransport::connect(UniqueFd socket, const ConnectInfo& info) {
-  if (Status shared = fences_.share(info.fence_slots); !shared.ok())
-    return Status(shared.code(), words(shared.message()));
+  if (Status shared = fences_.share(); !shared.ok()) return Status(shared.code(), words(shared.message()));
   return add_peer(std::move(socket), info);
 }
 
 void ShmTransport::greet(Peer& peer) {
   Message hello;
-  hello.nbytes = peer.fence_slots.nbytes();
+  hello.nbytes = FenceTable::kNbytes;
   hello.probe_address = own_probe().address;
   hello.probe = own_probe().bytes;
-  tell(peer, hello, fences_.fd(peer.fence_slots));
+  tell(peer, hello, fences_.fd());
   for (const auto& [memfd_id, pool] : exported_) tell(peer, memfd_message(memfd_id, pool.nbytes), pool.fd);
 }
 
 Status ShmTransport::on_hello(Peer& peer, const Message& message, UniqueFd fences) {
-  Result<PeerFences> mapped = PeerFences::map(fences, message.nbytes, peer.fence_slots);
+  Result<PeerFences> mapped = PeerFences::map(fences, message.nbytes);
   if (!mapped.ok()) return mapped.status();
   peer.fences = std::move(mapped).value();
   ucred credentials{};

@@ -39,7 +39,7 @@ class ShmTransport final : public CopyingRail<shm::Peer> {
   ShmTransport(Reactor& reactor, const FenceTable& fences, std::shared_ptr<CopyWorkers> workers = nullptr);
 
   Capabilities capabilities() const noexcept override;
-  Result<RegionKeys> register_memory(const LocalRegion& region) override;
+  Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned&) override;
   void deregister_memory(RegionId region) noexcept override;
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
   Status attach(PeerId peer, const RemoteRegion& region) override;

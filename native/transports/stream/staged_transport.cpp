@@ -63,12 +63,12 @@ Result<PeerId> StagedTransport::connect(UniqueFd socket, const ConnectInfo& info
   return peer;
 }
 
-Result<RegionKeys> StagedTransport::register_memory(const LocalRegion& region) {
+Result<RegionKeys> StagedTransport::register_memory(const LocalRegion& region, const Pinned& pinned) {
   if (region.kind == MemoryKind::kGpu) {
     if (Status here = gpu::check_device(region, staging_->device()); !here.ok()) return here;
     if (Status opened = staging_->open(); !opened.ok()) return opened;
   }
-  return inner_->register_memory(region);
+  return inner_->register_memory(region, pinned);
 }
 
 std::string StagedTransport::words(std::string_view what) const {
@@ -90,30 +90,25 @@ void StagedTransport::give_back(Staged& staged) noexcept {
 
 // ---- posts and ends ----
 
-PostResult StagedTransport::post(PeerId peer, std::span<const Work> batch) noexcept {
-  for (std::size_t i = 0; i < batch.size(); ++i) {
-    const Work& work = batch[i];
-    // The inner transport answers works that no stream does, and pieces that do not exist or have no bytes.
-    const bool on_gpu = (work.kind == WorkKind::kSend || work.kind == WorkKind::kReceive) &&
-                        work.move->local->kind == MemoryKind::kGpu &&
-                        work.piece < work.move->grid.num_pieces() &&
-                        piece_nbytes(*work.move->program, work.move->grid.piece(work.piece)) != 0;
-    PostResult result{0, Code::kAgain};
-    try {
-      result = on_gpu ? stage(peer, work) : inner_->post(peer, batch.subspan(i, 1));
-    } catch (const std::bad_alloc&) {  // counts as full
-    }
-    if (result.accepted == 0) return {i, result.code};
+Code StagedTransport::post(PeerId peer, const Work& work) noexcept {
+  // The inner transport answers works that no stream does, and pieces that do not exist or have no bytes.
+  const bool on_gpu = (work.kind == WorkKind::kSend || work.kind == WorkKind::kReceive) &&
+                      work.move->local->kind == MemoryKind::kGpu &&
+                      work.piece < work.move->grid.num_pieces() &&
+                      piece_nbytes(*work.move->program, work.move->grid.piece(work.piece)) != 0;
+  try {
+    return on_gpu ? stage(peer, work) : inner_->post(peer, work);
+  } catch (const std::bad_alloc&) {  // counts as full
+    return Code::kAgain;
   }
-  return {batch.size(), Code::kOk};
 }
 
-PostResult StagedTransport::stage(PeerId peer, const Work& work) {
-  if (const PostResult asked = inner_->post(peer, {}); asked.code != Code::kOk) return asked;
+Code StagedTransport::stage(PeerId peer, const Work& work) {
+  if (!inner_->is_up(peer)) return Code::kRailFailed;
   make_room();
-  const auto refuse = [&](Code code, const std::string& why) -> PostResult {
+  const auto refuse = [&](Code code, const std::string& why) {
     ready_.work(work.id, code, words(why));
-    return {1, Code::kOk};
+    return Code::kOk;
   };
   if (!staging_->is_open()) return refuse(Code::kUnsupported, "no region of this agent lies on a GPU");
   if (!staging_->failure().ok()) return refuse(Code::kSystem, staging_->failure().message());
@@ -128,23 +123,23 @@ PostResult StagedTransport::stage(PeerId peer, const Work& work) {
                                         std::to_string(staging_->nbytes()) + " bytes one peer may use " +
                                         std::to_string(most) + ": raise staging_nbytes");
   if (work.kind == WorkKind::kSend) {
-    if (to_gather_.size() >= kMaxQueued) return {0, Code::kAgain};
+    if (to_gather_.size() >= kMaxQueued) return Code::kAgain;
     staged_.emplace(work.id, std::move(staged));
     add_in_room(to_gather_, work.id);
-    return {1, Code::kOk};
+    return Code::kOk;
   }
   // The sender is asked for the bytes as soon as this is accepted, so the place for them must be ready.
   if (!lane(kIn).slots.may_take(staged.holder, staged.nbytes) || !lane(kIn).slots.has_gap(staged.nbytes))
-    return {0, Code::kAgain};
+    return Code::kAgain;
   staged.stage = Stage::kReceiving;
   staged.range = nvtx::Range("wire", work.piece);
   const Entry entry = staged_.emplace(work.id, std::move(staged)).first;
-  PostResult posted{0, Code::kAgain};
+  Code posted = Code::kAgain;
   try {
     if (take_slot(entry->second)) posted = inner_->post_packed(peer, work, place(entry->second));
   } catch (const std::bad_alloc&) {  // counts as full
   }
-  if (posted.accepted != 0) return posted;
+  if (posted == Code::kOk) return posted;
   give_back(entry->second);
   staged_.erase(entry);
   return posted;
@@ -178,7 +173,7 @@ void StagedTransport::fail(Entry entry, Code code, std::string_view why) noexcep
 void StagedTransport::end_unsent(Entry entry) {
   const WorkId id = entry->first;
   Staged& staged = entry->second;
-  if (inner_->post_packed(staged.peer, staged.work, lane(kOut).base).accepted == 0)  // nothing is read there
+  if (inner_->post_packed(staged.peer, staged.work, lane(kOut).base) != Code::kOk)  // nothing is read there
     return complete(entry, Code::kCancelled);
   give_back(staged);
   staged_.erase(entry);
@@ -339,10 +334,10 @@ void StagedTransport::send() {
     const auto entry = staged_.find(to_send_.front());
     Staged& staged = entry->second;
     nvtx::Range range("wire", staged.work.piece);
-    const PostResult posted = inner_->post_packed(staged.peer, staged.work, place(staged));
-    if (posted.accepted == 0 && posted.code == Code::kAgain) return;
+    const Code posted = inner_->post_packed(staged.peer, staged.work, place(staged));
+    if (posted == Code::kAgain) return;
     to_send_.erase(to_send_.begin());
-    if (posted.accepted == 0)
+    if (posted != Code::kOk)
       fail(entry, Code::kRailFailed, "the rail went down while pages were gathered for it");
     else {
       staged.stage = Stage::kSending;

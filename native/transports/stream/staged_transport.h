@@ -30,13 +30,13 @@ class StagedTransport final : public Transport {
 
   Capabilities capabilities() const noexcept override;
   // For a GPU's first region: kExhausted or kSystem if staging is impossible.
-  Result<RegionKeys> register_memory(const LocalRegion& region) override;
+  Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned& pinned) override;
   void deregister_memory(RegionId region) noexcept override { inner_->deregister_memory(region); }
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
   void disconnect(PeerId peer) noexcept override;
   Status attach(PeerId peer, const RemoteRegion& region) override { return inner_->attach(peer, region); }
   void detach(PeerId peer, RegionId region) noexcept override { inner_->detach(peer, region); }
-  PostResult post(PeerId peer, std::span<const Work> batch) noexcept override;
+  Code post(PeerId peer, const Work& work) noexcept override;
   // A launched kernel cannot be stopped; its work ends when the kernel does.
   void cancel(std::span<const WorkId> works) noexcept override;
   std::size_t poll(std::span<Completion> completions) noexcept override;
@@ -78,7 +78,7 @@ class StagedTransport final : public Transport {
   bool take_slot(Staged& staged);
   void give_back(Staged& staged) noexcept;
 
-  PostResult stage(PeerId peer, const Work& work);
+  Code stage(PeerId peer, const Work& work);
   std::size_t next_to_gather() const noexcept;
   Status submit(Staged& staged);
   Status submit_packed(Staged& staged);

@@ -24,7 +24,7 @@ namespace {
 constexpr std::uint64_t kPollNbytes = 1024 * 1024;
 
 // Works that may be posted for one peer, sends and receives each. The window asks for a handful; a caller
-// that posts more than this has ignored PostResult.
+// that posts more than this has ignored post's answer.
 constexpr std::size_t kMaxPosted = 1024;
 
 // The bytes that one system call scatters: few enough to be in the L2 cache still when they are scattered.
@@ -173,7 +173,9 @@ Capabilities StreamTransport::capabilities() const noexcept {
 }
 
 // A stream carries what the peer chooses to send, so there is nothing to register or to attach.
-Result<RegionKeys> StreamTransport::register_memory(const LocalRegion&) { return RegionKeys{}; }
+Result<RegionKeys> StreamTransport::register_memory(const LocalRegion&, const Pinned&) {
+  return RegionKeys{};
+}
 void StreamTransport::deregister_memory(RegionId) noexcept {}
 Status StreamTransport::attach(PeerId, const RemoteRegion&) { return {}; }
 void StreamTransport::detach(PeerId, RegionId) noexcept {}
@@ -213,18 +215,23 @@ void StreamTransport::disconnect(PeerId id) noexcept {
   peers_.erase(found);
 }
 
-PostResult StreamTransport::post(PeerId id, std::span<const Work> batch, std::byte* packed) noexcept {
-  Peer* peer = find(id);
-  if (peer == nullptr || !peer->up()) return {0, Code::kRailFailed};
-  std::size_t accepted = 0;
+bool StreamTransport::is_up(PeerId id) const noexcept {
+  const Peer* const peer = find(id);
+  return peer != nullptr && peer->up();
+}
+
+Code StreamTransport::post_packed(PeerId id, const Work& work, std::byte* packed) noexcept {
+  if (!is_up(id)) return Code::kRailFailed;
+  Peer& peer = *find(id);
+  Code code = Code::kAgain;
   try {
-    make_room(batch.size(), 0);
-    while (accepted < batch.size() && accept(*peer, batch[accepted], packed)) ++accepted;
+    make_room(1, 0);
+    if (accept(peer, work, packed)) code = Code::kOk;
   } catch (const std::bad_alloc&) {  // counts as full
-    places_.erase(batch[accepted].id);
+    places_.erase(work.id);
   }
-  peer->take_turns();
-  return {accepted, accepted == batch.size() ? Code::kOk : Code::kAgain};
+  peer.take_turns();
+  return code;
 }
 
 bool StreamTransport::accept(Peer& peer, const Work& work, std::byte* packed) {

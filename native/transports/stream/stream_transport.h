@@ -32,21 +32,18 @@ class StreamTransport final : public Transport, public Errand {
   StreamTransport& operator=(const StreamTransport&) = delete;
 
   Capabilities capabilities() const noexcept override;
-  Result<RegionKeys> register_memory(const LocalRegion& region) override;
+  Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned&) override;
   void deregister_memory(RegionId region) noexcept override;
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
   void disconnect(PeerId peer) noexcept override;
   Status attach(PeerId peer, const RemoteRegion& region) override;
   void detach(PeerId peer, RegionId region) noexcept override;
-  PostResult post(PeerId peer, std::span<const Work> batch) noexcept override {
-    return post(peer, batch, nullptr);
-  }
-  // Posts one work whose piece lies at `packed`, or is to land there, in the order in which it crosses the
+  Code post(PeerId peer, const Work& work) noexcept override { return post_packed(peer, work, nullptr); }
+  // Posts a work whose piece lies at `packed`, or is to land there, in the order in which it crosses the
   // stream (core/copy/pack.h). Its pages are not touched. The caller keeps the bytes until the work has
   // completed.
-  PostResult post_packed(PeerId peer, const Work& work, std::byte* packed) noexcept {
-    return post(peer, std::span(&work, 1), packed);
-  }
+  Code post_packed(PeerId peer, const Work& work, std::byte* packed) noexcept;
+  bool is_up(PeerId peer) const noexcept;
   void cancel(std::span<const WorkId> works) noexcept override;
   std::size_t poll(std::span<Completion> completions) noexcept override;
   bool busy() const noexcept override;
@@ -70,7 +67,6 @@ class StreamTransport final : public Transport, public Errand {
     std::uint32_t piece;
   };
 
-  PostResult post(PeerId peer, std::span<const Work> batch, std::byte* packed) noexcept;
   using Peers = std::vector<std::unique_ptr<Peer>>;
   Peers::const_iterator place_of(PeerId id) const noexcept;  // the end of peers_: nowhere
   Peer* find(PeerId id) const noexcept;

@@ -1,19 +1,13 @@
 #include "transports/verbs/library.h"
 
-#include <dlfcn.h>
-
 #include <atomic>
 #include <fstream>
-#include <string_view>
-#include <type_traits>
+#include <string>
+
+#include "kvxfer/opened_library.h"
 
 namespace kvxfer::verbs {
 namespace {
-
-struct Loaded {
-  Library library{};
-  Status status;
-};
 
 GidType read_gid_type(const char* device, std::uint8_t port, int index) {
   std::ifstream file("/sys/class/infiniband/" + std::string(device) + "/ports/" + std::to_string(port) +
@@ -24,32 +18,18 @@ GidType read_gid_type(const char* device, std::uint8_t port, int index) {
   return type == "IB/RoCE v1" ? GidType::kRoceV1 : GidType::kUnknown;
 }
 
-Loaded load_library() {
-  Loaded out;
-  // Never closed: its drivers are libraries that it has opened, and have state of their own.
-  void* const library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* const why = dlerror();
-    out.status =
-        Status(Code::kUnsupported,
-               std::string("libibverbs cannot be opened (") + (why != nullptr ? why : "libibverbs.so.1") +
-                   "): install it with its drivers: rdma-core on Red Hat systems, libibverbs1 and "
-                   "ibverbs-providers on Debian systems");
-    return out;
-  }
-  const auto find_if_there = [&](auto& function, const char* symbol, const char* version) {
-    // Most symbols exist twice. Those of version 1.0 take other structures.
-    void* found = dlvsym(library, symbol, version);
-    if (found == nullptr) found = dlsym(library, symbol);
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);
-  };
+Result<Library> load_library() {
+  OpenedLibrary library({"libibverbs.so.1"});
+  if (!library.why().empty())
+    return Status(Code::kUnsupported,
+                  "libibverbs cannot be opened (" + library.why() +
+                      "): install it with its drivers: rdma-core on Red Hat systems, libibverbs1 and "
+                      "ibverbs-providers on Debian systems");
+  Library table{};
+  // Most symbols exist twice. Those of version 1.0 take other structures.
   const auto find = [&](auto& function, const char* symbol, const char* version = "IBVERBS_1.1") {
-    find_if_there(function, symbol, version);
-    if (function == nullptr && out.status.ok())
-      out.status = Status(Code::kUnsupported, std::string("this libibverbs is too old: it has no ") + symbol +
-                                                  "; install a newer rdma-core");
+    library.find(function, symbol, version);
   };
-  Library& table = out.library;
   find(table.get_device_list, "ibv_get_device_list");
   find(table.free_device_list, "ibv_free_device_list");
   find(table.get_device_name, "ibv_get_device_name");
@@ -61,8 +41,8 @@ Loaded load_library() {
   find(table.alloc_pd, "ibv_alloc_pd");
   find(table.dealloc_pd, "ibv_dealloc_pd");
   find(table.reg_mr, "ibv_reg_mr");
-  find_if_there(table.reg_mr_iova2, "ibv_reg_mr_iova2", "IBVERBS_1.8");
-  find_if_there(table.reg_dmabuf_mr, "ibv_reg_dmabuf_mr", "IBVERBS_1.12");
+  library.find_if_there(table.reg_mr_iova2, "ibv_reg_mr_iova2", "IBVERBS_1.8");
+  library.find_if_there(table.reg_dmabuf_mr, "ibv_reg_dmabuf_mr", "IBVERBS_1.12");
   find(table.dereg_mr, "ibv_dereg_mr");
   find(table.create_comp_channel, "ibv_create_comp_channel", "IBVERBS_1.0");
   find(table.destroy_comp_channel, "ibv_destroy_comp_channel", "IBVERBS_1.0");
@@ -78,7 +58,9 @@ Loaded load_library() {
   find(table.wc_status_str, "ibv_wc_status_str");
   find(table.event_type_str, "ibv_event_type_str");
   table.gid_type = read_gid_type;
-  return out;
+  if (library.lacks().empty()) return table;
+  return Status(Code::kUnsupported,
+                "this libibverbs is too old: it has no " + library.lacks() + "; install a newer rdma-core");
 }
 
 std::atomic<const Library*> replacement{nullptr};
@@ -87,9 +69,9 @@ std::atomic<const Library*> replacement{nullptr};
 
 Result<const Library*> Library::load() {
   if (const Library* const other = replacement.load()) return other;
-  static const Loaded loaded = load_library();
-  if (!loaded.status.ok()) return loaded.status;
-  return &loaded.library;
+  static const Result<Library> loaded = load_library();
+  if (!loaded.ok()) return loaded.status();
+  return &loaded.value();
 }
 
 void Library::replace(const Library* other) noexcept { replacement.store(other); }

@@ -14,10 +14,6 @@ inline constexpr std::uint32_t kMostChained = 64;
 // Entries of one request's scatter list, if the device takes so many.
 inline constexpr std::uint32_t kMostEntries = 32;
 
-// How pages come to this end. With kWrite and kMeasured, peers that have the same option may write into this
-// agent's regions.
-enum class Ways : std::uint8_t { kRead, kWrite, kMeasured };
-
 struct Options {
   std::string devices;  // names, with commas; empty: all whose port is active
   // With 16 READs of 4 KiB under way on each pair, at 5 us, four pairs carry 50 GB/s.
@@ -40,7 +36,8 @@ struct Options {
   // 7 would mean for ever in Soft-RoCE.
   std::uint8_t num_retries = 6;
   bool relaxed_ordering = true;
-  Ways ways = Ways::kRead;
+  // Pages come to this end by WRITE. Peers that have the same option may write into this agent's regions.
+  bool writes = false;
   std::vector<PairClass> classes;  // empty: one class, of num_pairs, service_level and traffic_class
 
   PairClass only_class() const { return {0, num_pairs, traffic_class, service_level, 0}; }

@@ -27,7 +27,7 @@ Status QueuePair::init() {
   attributes.qp_state = abi::QueuePairState::kInit;
   attributes.pkey_index = device_->options().pkey_index;
   attributes.port_num = device_->port();
-  const bool takes_writes = device_->options().ways != Ways::kRead;
+  const bool takes_writes = device_->options().writes;
   attributes.qp_access_flags = abi::kRemoteRead | (takes_writes ? abi::kRemoteWrite : 0u);
   if (const int error = device_->library().modify_qp(
           pair_, &attributes, abi::kMaskState | abi::kMaskPkeyIndex | abi::kMaskPort | abi::kMaskAccess);
@@ -154,7 +154,7 @@ Status QueuePairs::open(std::span<const GidRow> tried) {
   if (!address.ok()) return address.status();
   address_ = address.value();
   // When a pair fails, each of its requests gets a completion, signalled or not.
-  const std::uint32_t num_receives = device_->options().ways == Ways::kRead ? 0 : QueuePair::kNumReceives;
+  const std::uint32_t num_receives = device_->options().writes ? QueuePair::kNumReceives : 0;
   cq_ = library.create_cq(device_->context(),
                           static_cast<int>(num_pairs * (device_->num_requests() + num_receives)), nullptr,
                           device_->channel(), 0);
@@ -201,7 +201,7 @@ void QueuePairs::introduce(Message& hello) const {
   hello.link = device_->link();
   hello.mtu = static_cast<std::uint8_t>(address_.mtu);
   hello.num_reads = device_->num_reads_served();
-  hello.takes_writes = device_->options().ways == Ways::kRead ? 0 : 1;
+  hello.takes_writes = device_->options().writes ? 1 : 0;
   hello.num_pairs = static_cast<std::uint8_t>(pairs_.size());
   for (std::size_t i = 0; i < pairs_.size(); ++i) hello.pairs[i] = pairs_[i].address();
 }

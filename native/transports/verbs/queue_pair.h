@@ -144,9 +144,6 @@ class QueuePairs {
   std::span<QueuePair> of(std::size_t of_class) noexcept {
     return std::span(pairs_).subspan(begins_[of_class], begins_[of_class + 1] - begins_[of_class]);
   }
-  std::span<const QueuePair> of(std::size_t of_class) const noexcept {
-    return std::span(pairs_).subspan(begins_[of_class], begins_[of_class + 1] - begins_[of_class]);
-  }
   // Whether some pair of the class can begin a work.
   bool can_begin(std::size_t of_class) const noexcept {
     for (std::size_t i = begins_[of_class]; i < begins_[of_class + 1]; ++i)

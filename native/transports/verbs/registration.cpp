@@ -95,7 +95,7 @@ Status Registration::add(std::byte* base, std::uint64_t offset, std::uint64_t nb
 }
 
 unsigned Registration::access() const noexcept {
-  const unsigned write = device_->options().ways == Ways::kRead ? 0u : abi::kRemoteWrite;
+  const unsigned write = device_->options().writes ? abi::kRemoteWrite : 0u;
   return abi::kRemoteRead | (why_not_written_.empty() ? abi::kLocalWrite | write : 0u);
 }
 

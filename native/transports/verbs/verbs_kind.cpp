@@ -37,24 +37,18 @@ constexpr TransportOption kOptions[] = {
      31},
     {"retries", "how often a packet is sent again before the rail is lost", std::int64_t{6}, 0, 6},
     {"ways",
-     "how pages come: read (this end READs them), write (the source WRITEs them, if it has this setting "
-     "too), or measured (the faster of both); with write and measured such peers can write all of this end's "
-     "regions",
+     "how pages come: read (this end READs them), or write (the source WRITEs them, if it has this setting "
+     "too); such peers can then write all of this end's regions",
      "read"},
     {"relaxed_ordering", "lets a device write pages in any order, if it supports that", true},
 };
 
-constexpr std::pair<std::string_view, verbs::Ways> kWays[] = {
-    {"read", verbs::Ways::kRead}, {"write", verbs::Ways::kWrite}, {"measured", verbs::Ways::kMeasured}};
-
 Result<verbs::Options> options_of(const OptionValues& values) {
   verbs::Options options;
-  const auto* const ways = std::find_if(std::begin(kWays), std::end(kWays),
-                                        [&](const auto& each) { return each.first == values.text("ways"); });
-  if (ways == std::end(kWays))
-    return Status(Code::kInvalidArgument,
-                  "verbs.ways is \"" + values.text("ways") + "\": it must be read, write or measured");
-  options.ways = ways->second;
+  const std::string& ways = values.text("ways");
+  if (ways != "read" && ways != "write")
+    return Status(Code::kInvalidArgument, "verbs.ways is \"" + ways + "\": it must be read or write");
+  options.writes = ways == "write";
   options.devices = values.text("devices");
   options.num_pairs = static_cast<std::uint32_t>(values.number("queue_pairs"));
   options.num_requests = static_cast<std::uint32_t>(values.number("send_queue"));

@@ -105,17 +105,18 @@ VerbsTransport::~VerbsTransport() {
 Capabilities VerbsTransport::capabilities() const noexcept {
   return {.name = "verbs",
           .one_sided = true,
-          .two_sided = device_->options().ways != verbs::Ways::kRead,
+          .two_sided = device_->options().writes,
           .far = far_,
           .classes = verbs::priorities_of(device_->classes()),
           .window = 64,
           .memory = gpu_ == nullptr ? MemoryKinds(MemoryKind::kHost)
                                     : MemoryKinds(MemoryKind::kHost) | MemoryKind::kGpu,
-          .converts = false};
+          .converts = false,
+          .pins = true};
 }
 
-Result<KeyedSpan> VerbsTransport::shared_fences(const FenceSlotRange& slots) {
-  const Result<const Registration*> shared = fences_->share(slots);
+Result<KeyedSpan> VerbsTransport::shared_fences() {
+  const Result<const Registration*> shared = fences_->share();
   if (!shared.ok()) return shared.status();
   // Peers learn its key as they learn those of regions.
   const std::vector<KeyedSpan>& spans = shared.value()->remote().all();
@@ -135,11 +136,6 @@ Result<Pinned> VerbsTransport::prepare(const LocalRegion& region) {
 
 Result<RegionKeys> VerbsTransport::register_memory(const LocalRegion& region, const Pinned& pinned) {
   auto registration = std::static_pointer_cast<const Registration>(pinned);
-  if (registration == nullptr) {
-    Result<std::shared_ptr<const Registration>> made = Registration::create(device_, region, gpu_.get());
-    if (!made.ok()) return made.status();
-    registration = std::move(made).value();
-  }
   RegionKeys keys = registration->keys();
   registered_[region.id] = std::move(registration);
   return keys;
@@ -152,19 +148,12 @@ void VerbsTransport::deregister_memory(RegionId region) noexcept { registered_.e
 std::string VerbsTransport::path_to(PeerId id) const {
   const Peer* const peer = find(id);
   if (peer == nullptr || peer->path.empty()) return {};
-  if (!peer->writes || peer->pairs == nullptr) return peer->path + ", by READ";
-  if (device_->options().ways == verbs::Ways::kWrite) return peer->path + ", by WRITE";
-  std::string path = peer->path;
-  for (std::size_t i = 0; i < peer->pairs->classes().size(); ++i) path += ", by " + peer->ways[i].in_words();
-  return path;
+  return peer->path + (peer->writes ? ", by WRITE" : ", by READ");
 }
 
-WorkKind VerbsTransport::choose(PeerId id, const Move& move, std::uint32_t) const noexcept {
+WorkKind VerbsTransport::choose(PeerId id, const Move&, std::uint32_t) const noexcept {
   const Peer* const peer = find(id);
-  if (peer == nullptr || !peer->writes || peer->pairs == nullptr) return WorkKind::kFetch;
-  const bool by_write = device_->options().ways == verbs::Ways::kWrite ||
-                        peer->ways[peer->pairs->classes().of(move.priority)].by_write();
-  return by_write ? WorkKind::kReceive : WorkKind::kFetch;
+  return peer != nullptr && peer->writes ? WorkKind::kReceive : WorkKind::kFetch;
 }
 
 Status VerbsTransport::attach(PeerId id, const RemoteRegion& region) {
@@ -186,7 +175,7 @@ void VerbsTransport::detach(PeerId id, RegionId region) noexcept {
 
 Result<PeerId> VerbsTransport::connect(UniqueFd socket, const ConnectInfo& info) {
   if (!lost_why_.empty()) return refuse(std::move(socket), info, {Code::kRailFailed, lost_why_});
-  if (const Result<KeyedSpan> shared = shared_fences(info.fence_slots); !shared.ok())
+  if (const Result<KeyedSpan> shared = shared_fences(); !shared.ok())
     return refuse(std::move(socket), info, shared.status());
   Charge queues = Charge::take(info.budget, Resource::kBytes, QueuePairs::nbytes(*device_));
   if (!queues)
@@ -211,7 +200,7 @@ Result<PeerId> VerbsTransport::connect(UniqueFd socket, const ConnectInfo& info)
 void VerbsTransport::greet(Peer& peer) {
   Message hello;
   peer.pairs->introduce(hello);
-  const KeyedSpan words = shared_fences(peer.fence_slots).value();
+  const KeyedSpan words = shared_fences().value();
   hello.fence_address = words.address;
   hello.fence_nbytes = words.end - words.offset;
   hello.fence_key = words.key;
@@ -219,9 +208,9 @@ void VerbsTransport::greet(Peer& peer) {
 }
 
 Status VerbsTransport::on_hello(Peer& peer, const Message& hello, UniqueFd) {
-  if (hello.fence_nbytes != peer.fence_slots.nbytes())
+  if (hello.fence_nbytes != FenceTable::kNbytes)
     return {Code::kRailFailed, "its fence table has " + std::to_string(hello.fence_nbytes) + " bytes, not " +
-                                   std::to_string(peer.fence_slots.nbytes())};
+                                   std::to_string(FenceTable::kNbytes)};
   peer.has_hello = true;
   peer.fences = {0, hello.fence_nbytes, hello.fence_address, hello.fence_key};
   return connector_->begin(std::make_unique<verbs::SetUp>(peer.id, peer.name, std::move(peer.pairs), hello,
@@ -249,7 +238,7 @@ Status VerbsTransport::on_connected(Peer& peer, const verbs::SetUp& ended) {
   if (ended.status.code() == Code::kExhausted) return {Code::kExhausted, std::string(kNoMemory)};
   if (!ended.status.ok())
     return {ended.status.code(), "its " + hello.device_name() + ": " + ended.status.message()};
-  if (hello.takes_writes != 0 && device_->options().ways != verbs::Ways::kRead) {
+  if (hello.takes_writes != 0 && device_->options().writes) {
     peer.awaited.reserve(QueuePair::kNumReceives, peer.pairs->classes().size());
     peer.asked.reserve(QueuePair::kNumReceives * peer.pairs->classes().size());
     peer.writes = true;
@@ -438,7 +427,7 @@ bool VerbsTransport::begin(Peer& peer, QueuePair& pair, std::size_t at) {
 Status VerbsTransport::prepare_flight(Peer& peer, Flight& flight) {
   const Work& work = flight.work;
   if (work.kind == WorkKind::kCheckFence) {
-    if (!peer.fence_slots.contains(work.fence_slot))
+    if (work.fence_slot >= FenceTable::kNumSlots)
       return {Code::kInternal, "there is no fence slot " + std::to_string(work.fence_slot)};
     flight.scratch = fences_->take();
     return {};
@@ -526,7 +515,7 @@ RequestCursor::Stop VerbsTransport::add_requests(Peer& peer, Flight& flight, std
   if (flight.work.kind == WorkKind::kFetch) return flight.cursor.advance(chain_, num_runs);
   // The engine asks for the word only after all bytes in question have landed.
   const KeyedSpan target = fences_->target(*flight.scratch);
-  const std::uint64_t at = (flight.work.fence_slot - peer.fence_slots.first) * sizeof(std::uint64_t);
+  const std::uint64_t at = flight.work.fence_slot * sizeof(std::uint64_t);
   const std::uint64_t added = chain_.add(peer.fences.address + at, peer.fences.key, target.address,
                                          target.key, sizeof(std::uint64_t));
   // A word is never read in two parts.
@@ -632,7 +621,6 @@ void VerbsTransport::land(Peer& peer, Flight& flight) noexcept {
     code = flight.code;
   }
   if (flight.scratch) fences_->give_back(*flight.scratch);
-  if (code == Code::kOk && flight.work.kind == WorkKind::kFetch) measure(peer, flight.work, false);
   end_work(flight.work.id, code, code == Code::kOk ? std::string_view() : flight.why);
 }
 
@@ -642,18 +630,7 @@ void VerbsTransport::land_written(Peer& peer, std::uint32_t number) noexcept {
   if (piece == nullptr) return;
   if (piece->code == Code::kOk && piece->work.move->local->kind == MemoryKind::kGpu)
     piece->code = flush(piece->why);
-  if (piece->code == Code::kOk) measure(peer, piece->work, true);
   end_awaited(peer, *piece, piece->code, piece->why);
-}
-
-void VerbsTransport::measure(Peer& peer, const Work& work, bool by_write) noexcept {
-  if (!peer.writes || device_->options().ways != verbs::Ways::kMeasured) return;
-  const std::size_t of_class = peer.pairs->class_of(work);
-  std::size_t others = peer.awaited.size(of_class);
-  for (const QueuePair& pair : std::as_const(*peer.pairs).of(of_class)) others += pair.flights.size();
-  const Move& move = *work.move;
-  peer.ways[of_class].landed(by_write, piece_nbytes(*move.program, move.grid.piece(work.piece)), others - 1,
-                             Clock::now());
 }
 
 // One flush serves all that completed before it.

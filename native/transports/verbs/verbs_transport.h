@@ -9,7 +9,7 @@
 //   Connector     threads that connect them, which may take seconds
 //   PairClass     a range of transfer priorities with queue pairs of its own
 //   RequestCursor the runs of a piece, as READs or WRITEs in a Chain under one doorbell
-//   WayChoice     which pieces come by WRITE (transports/common/written_pieces.h)
+//   WrittenPieces what comes by WRITE (transports/common/written_pieces.h)
 //   GpuMemory     how the device reaches a GPU's memory
 //   FenceWords    the source's fence, READ after all of a transfer has landed
 //
@@ -37,7 +37,6 @@
 #include "transports/verbs/gpu_memory.h"
 #include "transports/verbs/message.h"
 #include "transports/verbs/queue_pair.h"
-#include "transports/verbs/way_choice.h"
 
 namespace kvxfer {
 
@@ -79,7 +78,6 @@ struct Peer : RailPeer<Message> {
   bool writes = false;  // pieces may come by WRITE, in both directions
   AwaitedPieces awaited;
   AskedPieces asked;
-  std::array<WayChoice, PriorityClasses::kMost> ways;  // of each class
   std::size_t num_unproved = 0;  // queue pairs whose first READ has not ended
   bool is_flying = false;  // requests are under way
   bool gone = false;  // disconnected: erased once nothing is under way
@@ -98,11 +96,7 @@ class VerbsTransport final : public WrittenPieces<verbs::Peer> {
   ~VerbsTransport() override;
 
   Capabilities capabilities() const noexcept override;
-  bool prepares() const noexcept override { return true; }
   Result<Pinned> prepare(const LocalRegion& region) override;
-  Result<RegionKeys> register_memory(const LocalRegion& region) override {
-    return register_memory(region, nullptr);
-  }
   Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned& pinned) override;
   void deregister_memory(RegionId region) noexcept override;
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
@@ -132,7 +126,7 @@ class VerbsTransport final : public WrittenPieces<verbs::Peer> {
                  std::unique_ptr<Connector> connector, std::unique_ptr<verbs::FenceWords> fences);
   Status listen();
   // The agent's own fence table, as peers read it.
-  Result<verbs::KeyedSpan> shared_fences(const FenceSlotRange& slots);
+  Result<verbs::KeyedSpan> shared_fences();
 
   void greet(Peer& peer) override;
   Status on_hello(Peer& peer, const verbs::Message& message, UniqueFd fd) override;
@@ -173,7 +167,6 @@ class VerbsTransport final : public WrittenPieces<verbs::Peer> {
   void land_written(Peer& peer, std::uint32_t number) noexcept;
   // Makes the GPU see a piece that has landed. Returns the piece's result; `why` says what failed.
   Code flush(std::string& why) noexcept;
-  void measure(Peer& peer, const Work& work, bool by_write) noexcept;
   void settle(Peer& peer) noexcept;  // may erase the peer
   void end_requests(Peer& peer) noexcept;  // may erase the peer
   void let_go(Peer& peer) noexcept;

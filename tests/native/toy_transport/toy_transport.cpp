@@ -118,7 +118,6 @@ struct ToyTransport::Peer final : Reactor::Handler {
         id(number),
         socket(std::move(fd)),
         name(info.peer_name),
-        fence_slots(info.fence_slots),
         endpoint(open_endpoint(transport.fences_)) {}
   ~Peer() override {
     if (socket) owner.reactor_.remove(socket.get());
@@ -130,7 +129,6 @@ struct ToyTransport::Peer final : Reactor::Handler {
   const PeerId id;
   UniqueFd socket;  // closed when the rail is down
   const std::string name;
-  const FenceSlotRange fence_slots;
   const std::uint64_t endpoint;
   std::uint64_t there = 0;  // the peer's endpoint, once the rail is up
   bool armed = false;  // a byte over the socket will tell what arrives
@@ -160,7 +158,7 @@ ToyTransport::ToyTransport(Reactor& reactor, const FenceTable& fences, bool pins
 ToyTransport::~ToyTransport() = default;
 
 Capabilities ToyTransport::capabilities() const noexcept {
-  return {.name = "toy", .one_sided = true, .two_sided = true, .piece_nbytes = 40 * 1024};
+  return {.name = "toy", .one_sided = true, .two_sided = true, .piece_nbytes = 40 * 1024, .pins = pins_};
 }
 
 // ---- memory ----
@@ -170,10 +168,6 @@ Result<Pinned> ToyTransport::prepare(const LocalRegion& region) {
     if (Status status = before_pin()(region); !status.ok()) return status;
   }
   return Pinned(std::make_shared<const Pin>(region));
-}
-
-Result<RegionKeys> ToyTransport::register_memory(const LocalRegion& region) {
-  return register_memory(region, std::make_shared<const Pin>(region));
 }
 
 Result<RegionKeys> ToyTransport::register_memory(const LocalRegion& region, const Pinned& pinned) {
@@ -255,20 +249,19 @@ void ToyTransport::disconnect(PeerId id) noexcept {
 
 // ---- work ----
 
-PostResult ToyTransport::post(PeerId id, std::span<const Work> batch) noexcept {
+Code ToyTransport::post(PeerId id, const Work& work) noexcept {
   const auto found = peers_.find(id);
-  if (found == peers_.end() || !found->second->socket) return {0, Code::kRailFailed};
+  if (found == peers_.end() || !found->second->socket) return Code::kRailFailed;
   Peer& peer = *found->second;
-  if (!peer.is_up()) return {0, Code::kAgain};
-  std::size_t accepted = 0;
+  if (!peer.is_up()) return Code::kAgain;
   try {
     // What is accepted completes whatever memory there is then, so room for that comes first.
-    ready_.make_room(ready_.size() + works_.size() + batch.size() + 2 * peers_.size());
-    while (accepted < batch.size() && accept(peer, batch[accepted])) ++accepted;
+    ready_.make_room(ready_.size() + works_.size() + 1 + 2 * peers_.size());
+    if (accept(peer, work)) return Code::kOk;
   } catch (const std::bad_alloc&) {  // as full as it can be
-    works_.erase(batch[accepted].id);
+    works_.erase(work.id);
   }
-  return {accepted, accepted == batch.size() ? Code::kOk : Code::kAgain};
+  return Code::kAgain;
 }
 
 bool ToyTransport::accept(Peer& peer, const Work& work) {
@@ -371,7 +364,7 @@ Completion ToyTransport::run(Peer& peer, const Work& work, std::uint64_t& moved_
 Completion ToyTransport::compare_fence(const Peer& peer, const Work& work) const {
   const auto found = nic().endpoints.find(peer.there);
   if (found == nic().endpoints.end()) return failed(work.id, Code::kRailFailed, "toy: the peer is gone");
-  if (!peer.fence_slots.contains(work.fence_slot))
+  if (work.fence_slot >= FenceTable::kNumSlots)
     return failed(work.id, Code::kInternal, "toy: there is no such fence slot");
   const bool stands = found->second.fences->generation(work.fence_slot) == work.fence_generation;
   return stands ? done(work.id) : failed(work.id, Code::kLeaseEnded, "toy: the right has ended");

@@ -38,16 +38,14 @@ class ToyTransport final : public Transport {
   ~ToyTransport() override;
 
   Capabilities capabilities() const noexcept override;
-  bool prepares() const noexcept override { return pins_; }
   Result<Pinned> prepare(const LocalRegion& region) override;
-  Result<RegionKeys> register_memory(const LocalRegion& region) override;
   Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned& pinned) override;
   void deregister_memory(RegionId region) noexcept override;
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
   void disconnect(PeerId peer) noexcept override;
   Status attach(PeerId peer, const RemoteRegion& region) override;
   void detach(PeerId peer, RegionId region) noexcept override;
-  PostResult post(PeerId peer, std::span<const Work> batch) noexcept override;
+  Code post(PeerId peer, const Work& work) noexcept override;
   WorkKind choose(PeerId peer, const Move& move, std::uint32_t piece) const noexcept override;
   void cancel(std::span<const WorkId> works) noexcept override;
   std::size_t poll(std::span<Completion> completions) noexcept override;
