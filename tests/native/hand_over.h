@@ -17,6 +17,15 @@ using namespace agent_pair;
 using kvxfer::testing::HeldMemory;
 
 struct HandOver {
+  // One whose copy thread waits in a page. On a busy machine the thread that drives may move all bytes before
+  // another one comes to help: then the next is tried.
+  static std::unique_ptr<HandOver> in_a_piece(const std::string& transport) {
+    for (int attempt = 0; attempt < 50; ++attempt)
+      if (auto over = std::make_unique<HandOver>(transport); over->is_held) return over;
+    REQUIRE(!"a copy thread was in a piece in one of 50 transfers");
+    return nullptr;
+  }
+
   static constexpr std::uint32_t kNumBlocks = 256;
   static constexpr std::uint64_t kPageNbytes = 64 * 1024;
 
@@ -42,7 +51,7 @@ struct HandOver {
         src->with_engine([&](Engine& engine, Time now) { return engine.post(now, std::move(request)); });
     REQUIRE_OK(posted);
     handle = posted.value();
-    to.await_held(1);
+    is_held = to.await_held(1, [&] { return handle->outcome() != Outcome::kPending; });
   }
   HandOver(const HandOver&) = delete;
   HandOver& operator=(const HandOver&) = delete;
@@ -74,6 +83,7 @@ struct HandOver {
   RegionId src_region = 0, dst_region = 0;
   LeaseId lease = 0;
   std::shared_ptr<Handle> handle;
+  bool is_held = false;
 };
 
 }  // namespace hand_over

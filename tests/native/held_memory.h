@@ -60,6 +60,14 @@ class HeldMemory {
     std::unique_lock lock(mutex_);
     REQUIRE(changed_.wait_for(lock, std::chrono::minutes(2), [&] { return held_.size() >= num; }));
   }
+  // The same, but returns false where it is over before that.
+  template <class IsOver>
+  bool await_held(std::size_t num, IsOver&& is_over) {
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, std::chrono::milliseconds(5), [&] { return held_.size() >= num; }))
+      if (is_over()) return false;
+    return true;
+  }
   std::size_t num_held() {
     const std::lock_guard lock(mutex_);
     return held_.size();

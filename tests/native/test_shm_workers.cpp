@@ -258,11 +258,11 @@ using hand_over::HandOver;
 
 TEST(an_agent_hands_over_what_its_threads_copied) {
   if (skips()) return;
-  HandOver over("shm");
-  CHECK(over.handle->outcome() == Outcome::kPending);
-  over.to.let_on();
-  CHECK(is_done(over.handle));
-  CHECK(std::memcmp(over.pool->data(), over.to.data(), over.to.nbytes()) == 0);
+  const auto over = HandOver::in_a_piece("shm");
+  CHECK(over->handle->outcome() == Outcome::kPending);
+  over->to.let_on();
+  CHECK(is_done(over->handle));
+  CHECK(std::memcmp(over->pool->data(), over->to.data(), over->to.nbytes()) == 0);
 }
 
 // Whether all progress threads of this process sleep on their reactors.
@@ -278,55 +278,55 @@ bool agents_sleep() {
 
 TEST(an_agent_that_sleeps_is_woken_by_the_last_thread) {
   if (skips()) return;
-  HandOver over("shm");
+  const auto over = HandOver::in_a_piece("shm");
   // The held thread waits at the first page of a slice; all other pages are copied by then.
   constexpr std::size_t kNumPages = HandOver::kNumBlocks * HandOver::kPageNbytes / 4096;
   constexpr std::size_t kSlicePages = CopyWorkers::Options().taken_cost / 4096;
-  REQUIRE(await([&] { return over.to.num_given() >= kNumPages - kSlicePages; }));
+  REQUIRE(await([&] { return over->to.num_given() >= kNumPages - kSlicePages; }));
   int looks = 0;
   REQUIRE(await([&] { return (looks = agents_sleep() ? looks + 1 : 0) >= 50; }));
-  over.to.let_on();
-  CHECK(is_done(over.handle));
+  over->to.let_on();
+  CHECK(is_done(over->handle));
 }
 
 TEST(a_revoke_waits_for_the_threads_under_the_lease) {
   if (skips()) return;
-  HandOver over("shm");
-  CHECK(!over.dst->revoke(over.lease, 0));  // the right has ended, but its fence is not complete
-  CHECK(!over.dst->revoke(over.lease, 0));
-  CHECK_EQ(over.to.num_held(), 1u);
-  over.to.let_on();
-  CHECK(over.dst->revoke(over.lease, kBound));
-  const std::vector<std::byte> at_fence(over.to.data(), over.to.data() + over.to.nbytes());
-  CHECK(ends(over.handle));
-  CHECK(over.handle->outcome() != Outcome::kDone);
-  CHECK(std::memcmp(at_fence.data(), over.to.data(), at_fence.size()) == 0);
+  const auto over = HandOver::in_a_piece("shm");
+  CHECK(!over->dst->revoke(over->lease, 0));  // the right has ended, but its fence is not complete
+  CHECK(!over->dst->revoke(over->lease, 0));
+  CHECK_EQ(over->to.num_held(), 1u);
+  over->to.let_on();
+  CHECK(over->dst->revoke(over->lease, kBound));
+  const std::vector<std::byte> at_fence(over->to.data(), over->to.data() + over->to.nbytes());
+  CHECK(ends(over->handle));
+  CHECK(over->handle->outcome() != Outcome::kDone);
+  CHECK(std::memcmp(at_fence.data(), over->to.data(), at_fence.size()) == 0);
 }
 
 TEST(a_region_leaves_when_the_threads_in_its_memory_have_left) {
   if (skips()) return;
-  HandOver over("shm");
-  CHECK_EQ(over.dst->deregister_region(over.dst_region, 0).code(), Code::kDeadline);
-  CHECK_EQ(over.to.num_held(), 1u);
-  over.to.let_on();
-  CHECK(over.dst->deregister_region(over.dst_region, kBound).ok());
-  CHECK(ends(over.handle));
+  const auto over = HandOver::in_a_piece("shm");
+  CHECK_EQ(over->dst->deregister_region(over->dst_region, 0).code(), Code::kDeadline);
+  CHECK_EQ(over->to.num_held(), 1u);
+  over->to.let_on();
+  CHECK(over->dst->deregister_region(over->dst_region, kBound).ok());
+  CHECK(ends(over->handle));
 }
 
 TEST(an_agent_that_closes_waits_for_its_threads) {
   if (skips()) return;
-  HandOver over("shm");
+  const auto over = HandOver::in_a_piece("shm");
   std::atomic<bool> closed{false};
   std::thread closing([&] {
-    over.dst->close(0);
+    over->dst->close(0);
     closed = true;
   });
-  CHECK(await([&] { return over.dst->closed(); }));
-  CHECK(ends(over.handle));
+  CHECK(await([&] { return over->dst->closed(); }));
+  CHECK(ends(over->handle));
   CHECK(!closed);
-  over.to.let_on();
+  over->to.let_on();
   closing.join();
-  CHECK(over.dst->ended());
+  CHECK(over->dst->ended());
 }
 
 }  // namespace

@@ -56,11 +56,11 @@ bool skips() {
 
 TEST(a_thread_moves_one_rail_while_whoever_drives_moves_another) {
   if (skips()) return;
-  HandOver over("tcp");
-  CHECK(over.handle->outcome() == Outcome::kPending);
-  over.to.let_on();
-  CHECK(agent_pair::is_done(over.handle));
-  CHECK(std::memcmp(over.pool->data(), over.to.data(), over.to.nbytes()) == 0);
+  const auto over = HandOver::in_a_piece("tcp");
+  CHECK(over->handle->outcome() == Outcome::kPending);
+  over->to.let_on();
+  CHECK(agent_pair::is_done(over->handle));
+  CHECK(std::memcmp(over->pool->data(), over->to.data(), over->to.nbytes()) == 0);
 }
 
 TEST(what_ends_a_right_waits_for_the_thread_in_a_piece) {
@@ -73,21 +73,21 @@ TEST(what_ends_a_right_waits_for_the_thread_in_a_piece) {
   };
   for (const auto& [name, end] : ends) {
     std::printf("  %s\n", name);
-    HandOver over("tcp");
+    const auto over = HandOver::in_a_piece("tcp");
     std::atomic<bool> ended{false};
     std::thread ending([&, &end = end] {
-      end(over);
+      end(*over);
       ended = true;
     });
     for (int i = 0; i < 1000; ++i) std::this_thread::yield();
     CHECK(!ended);
-    CHECK_EQ(over.to.num_held(), 1u);
-    over.to.let_on();
+    CHECK_EQ(over->to.num_held(), 1u);
+    over->to.let_on();
     ending.join();
-    const std::vector<std::byte> at_fence(over.to.data(), over.to.data() + over.to.nbytes());
-    CHECK(agent_pair::ends(over.handle));
-    CHECK(over.handle->outcome() != Outcome::kDone);
-    CHECK(std::memcmp(at_fence.data(), over.to.data(), at_fence.size()) == 0);
+    const std::vector<std::byte> at_fence(over->to.data(), over->to.data() + over->to.nbytes());
+    CHECK(agent_pair::ends(over->handle));
+    CHECK(over->handle->outcome() != Outcome::kDone);
+    CHECK(std::memcmp(at_fence.data(), over->to.data(), at_fence.size()) == 0);
   }
 }
 
