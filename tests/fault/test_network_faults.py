@@ -12,14 +12,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvxfer.errors import PeerError, TransferError, UsageError
-from tests.fault.node import BOUND_S, HASTY_S, LARGE, SECRET, Node, Worker, footprint
+from tests.fault.node import BOUND_S, HASTY_S, LARGE, LOST, SECRET, Local, Node, Remote, footprint
 from tests.fault.proxy import Proxy
 from tests.waiting import until
-
-Local = Callable[..., Node]
-Remote = Callable[..., Worker]
-
-LOST = {"peer-lost", "peer-silent", "peer-restarted"}
 
 
 class Line:

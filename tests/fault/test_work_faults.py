@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from kvxfer import KVLayout, Pool
 from kvxfer.errors import AgentError, ExhaustedError, KvxferError, PeerError, TransferError, UsageError
-from tests.fault.node import MEDIUM, Node, Worker
-
-Local = Callable[..., Node]
-Remote = Callable[..., Worker]
+from tests.fault.node import MEDIUM, Local, Node, Remote, Worker
 
 
 @pytest.fixture
