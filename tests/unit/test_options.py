@@ -146,8 +146,3 @@ def test_copy_threads_are_a_quarter_of_the_cpus(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cpus)))
     assert AgentOptions().copy_threads == threads
     assert AgentOptions(copy_threads=3).to_native()["copy_threads"] == 3
-
-
-def test_the_secret_is_not_printed() -> None:
-    for secret in (SECRET, SECRET.encode(), (SECRET, SECRET)):
-        assert SECRET not in repr(AgentOptions(secret=secret))
