@@ -244,42 +244,6 @@ def test_a_program_is_compiled_once(ends: Ends) -> None:
     assert len(ends.core.called("post")) == 3
 
 
-def test_layers_are_the_models_at_both_ends(fake_core: list[Any]) -> None:
-    agent = Agent("prefill")
-    core = fake_core[0]
-    core.add_peer(1, "decode")
-    ours, theirs = np.zeros((4, 2, 8, 4), np.uint8), np.zeros((6, 2, 8, 4), np.uint8)
-    region = agent.register("kv", ours, KVLayout.from_tensor(ours, "l2bd", first_layer=4, total_layers=10))
-    layout = KVLayout.from_tensor(theirs, "l2bd", first_layer=2, total_layers=10)
-    core.regions_of[1] = [
-        {
-            "id": 70,
-            "name": "kv",
-            "nbytes": layout.nbytes,
-            "num_blocks": 8,
-            "layout": layout.to_bytes(),
-            "path": "",
-            "notes": [],
-        }
-    ]
-    remote = agent.peers[0].regions["kv"]
-    transfer = agent.write(region, remote, [1], [2])
-    assert transfer.layers == range(4, 8)
-    assert core.called("install_program")[0][4] == 6
-    assert core.called("post")[-1][5:7] == (2, 4)  # in the destination's numbers
-    agent.write(region, remote, [1], [2], layers=range(5, 7))
-    assert core.called("post")[-1][5:7] == (3, 2)
-    read = agent.read(region, remote, [1], [2], layers=[7])
-    assert core.called("post")[-1][5:7] == (3, 1)
-    core.handles[-1].arrive(3)
-    assert read.layer_arrived(7)
-    with pytest.raises(UsageError, match="2 to 3"):
-        agent.write(region, remote, [1], [2], layers=[2, 3])
-    incoming = agent.expect(b"x", [1], layers=[6, 7])
-    assert core.called("expect")[-1][3:5] == (2, 2)
-    assert incoming.layers == range(6, 8)
-
-
 def test_a_region_that_was_deregistered_is_named(ends: Ends) -> None:
     ends.region.deregister_blocking()
     verbs: list[Callable[[], object]] = [
@@ -315,21 +279,6 @@ def test_a_region_that_a_peer_has_not_says_which_it_has(ends: Ends) -> None:
         KeyError, match=r"decode has no region 'nothing' now \(it has: kv\): peer\.region\(name\)"
     ):
         regions["nothing"]
-
-
-async def test_after_lets_go_or_cancels(ends: Ends) -> None:
-    futures = [asyncio.get_running_loop().create_future() for _ in range(3)]
-    for future in futures:
-        ends.agent.write(ends.region, ends.remote, [1], [2], after=future)
-    assert ends.held()
-    futures[0].set_result(None)
-    futures[1].set_exception(ValueError("prefill failed"))
-    futures[2].cancel()
-    await asyncio.sleep(0)
-    assert [handle.ready for handle in ends.core.handles] == [4, -1, -1]
-    assert [handle.cancelled for handle in ends.core.handles] == [False, True, True]
-    ends.agent.write(ends.region, ends.remote, [1], [2], after=futures[0])
-    assert not ends.held()
 
 
 def test_expect_finds_the_only_region(ends: Ends) -> None:

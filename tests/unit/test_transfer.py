@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer.agent import Agent
-from kvxfer.errors import AgentError, PeerError, TransferError, UsageError
+from kvxfer.errors import AgentError, TransferError, UsageError
 from kvxfer.options import AgentOptions
 from kvxfer.transfer import Incoming, Scope, Transfer
 
@@ -28,14 +28,6 @@ def incoming(fake_core: list[Any]) -> tuple[Any, Incoming]:
         agent._completions, peer_name="prefill", layers=range(4, 7), origin=2, arrives=True, region=REGION
     )
     return handle, Incoming(handle, scope, b"req")
-
-
-async def test_a_lost_peer_is_a_peer_error_with_blocks(incoming: tuple[Any, Incoming]) -> None:
-    handle, work = incoming
-    handle.end("failed", 71, "nothing heard for 2 s", failed=(1,))
-    with pytest.raises(PeerError) as caught:
-        await work
-    assert caught.value.failed_blocks.tolist() == [1]
 
 
 async def test_layers_arrive_in_any_order(incoming: tuple[Any, Incoming]) -> None:
