@@ -66,6 +66,15 @@ def test_help_names_values_and_no_types(
         assert f"\n {name}" in shown
 
 
+def test_what_is_of_one_commands_options_stands_in_its_own_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["--help"]) == 0
+    assert "may be repeated" not in capsys.readouterr().out
+    assert cli.main(["settings", "--help"]) == 0
+    assert "may be repeated" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_have_options_that_are_there(example: str) -> None:
     words = shlex.split(example)

@@ -235,6 +235,26 @@ def test_a_footprint_is_every_byte_of_a_block_once(axes: str) -> None:
 # ---- explain --------------------------------------------------------------------------------------
 
 
+def test_explain_says_what_moves_and_how() -> None:
+    src, dst = cache(tokens=4, heads=range(1, 3)), cache(tokens=8, layers=range(1, 2))
+    words = compile_program(src, dst, fine=True).explain()
+    for part in (
+        "2 loops",
+        "layers 1 to 1 (1 of the 1 at the destination)",
+        "heads 1 to 2 (2 of the 4 there)",
+        "A unit is 4 tokens: 1 in a block of the source, 2 in a block of the destination",
+        "move one by one",
+        # 4 tokens × 2 of K and V, each 2 heads of 16 bytes.
+        "moves 256 bytes a layer in 8 runs, the smallest of 32 bytes",
+        "16 rows of one head merged 2 to a run",
+        "adjacent blocks stay apart",
+        "Bytes are copied unchanged",
+        "gathered at the source",
+        "scattered at the destination",
+    ):
+        assert part in words
+
+
 def test_long_runs_move_directly() -> None:
     layout = cache("lb2thd", tokens=16, dim=16)
     program = compile_program(layout, layout)
