@@ -44,6 +44,14 @@ def is_there(decode: list[Worker], pushed: Pushed, layer: int, whole: Array) -> 
     return bool(np.array_equal(pushed.arrived(decode, layer), whole[layer]))
 
 
+def until_told(prefill: list[Worker], decode: list[Worker], what: str) -> None:
+    """Steps both until a worker of decode has something ``"received"`` or ``"failed"``."""
+    until(
+        lambda: bool(prefill[0].half.collect(set())) and bool(getattr(decode[0].half.collect(set()), what)),
+        what,
+    )
+
+
 def test_a_layer_arrives_while_the_next_is_computed() -> None:
     pushed, whole = Pushed.draw("layers", TOKENS), some_tokens(TOKENS)
     with workers("prefill") as prefill, workers("decode") as decode:
@@ -135,10 +143,7 @@ def test_a_long_table_comes_in_parts() -> None:
         decode[0].half.step(pushed.order(prefill))
         prefill[0].half.before_forward(pushed.chunk(0, pushed.num_tokens))
         prefill[0].half.after_forward(whole=True)
-        until(
-            lambda: bool(prefill[0].half.collect(set())) and bool(decode[0].half.collect(set()).received),
-            "the push",
-        )
+        until_told(prefill, decode, "received")
         src, dst = (
             cache.caches[LAYERS[0]][list(table)]
             for cache, table in ((prefill[0], pushed.src), (decode[0], pushed.dst))
@@ -173,10 +178,7 @@ def test_one_that_registers_after_the_end_is_told_so() -> None:
         prefill[0].half.before_forward(pushed.chunk(0, 50))
         prefill[0].half.before_forward(Step(withdrawn=["late"]))
         decode[0].half.step(pushed.order(prefill))
-        until(
-            lambda: bool(prefill[0].half.collect(set())) and bool(decode[0].half.collect(set()).failed),
-            "word",
-        )
+        until_told(prefill, decode, "failed")
 
 
 def test_another_prompt_is_refused() -> None:
@@ -184,10 +186,7 @@ def test_another_prompt_is_refused() -> None:
     with workers("prefill") as prefill, workers("decode") as decode:
         decode[0].half.step(pushed.order(prefill, prompt="another digest"))
         forward(prefill, pushed, 0, TOKENS, whole)
-        until(
-            lambda: bool(prefill[0].half.collect(set())) and bool(decode[0].half.collect(set()).failed),
-            "refusal",
-        )
+        until_told(prefill, decode, "failed")
         assert not any(cache.any() for cache in decode[0].caches.values())
         assert collected(prefill, {"another"})[0].sent == {"another"}
 
@@ -268,10 +267,7 @@ def test_engines_that_the_router_does_not_name_are_refused() -> None:
         prefill[0].half.before_forward(pushed.chunk(0, 64))
         prefill[0].half.after_forward(whole=True)
         thief[0].half.step(pushed.order(prefill))
-        until(
-            lambda: bool(prefill[0].half.collect(set())) and bool(thief[0].half.collect(set()).failed),
-            "refusal",
-        )
+        until_told(prefill, thief, "failed")
         assert not any(cache.any() for cache in thief[0].caches.values())
         decode[0].half.step(pushed.order(prefill))
         forward(prefill, pushed, 64, TOKENS, whole)
@@ -470,10 +466,7 @@ def test_an_engine_that_sleeps_lets_go_and_comes_back(who: str) -> None:
         again = Pushed.draw("awake", TOKENS, seed=3, beside=pushed)
         decode[0].half.step(again.order(prefill))
         forward(prefill, again, 0, TOKENS, whole)
-        until(
-            lambda: bool(prefill[0].half.collect(set())) and bool(decode[0].half.collect(set()).received),
-            "the next push",
-        )
+        until_told(prefill, decode, "received")
         assert all(is_there(decode, again, layer, whole) for layer in range(NUM_LAYERS))
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 pytest.importorskip("fastapi", reason="kvxfer[control] is not installed")
 
-from tests.control.engines import Daemon, Engine
+from tests.control.engines import Daemon, Engine, MakeDaemon, MakeEngine
 from tests.control.serving import Served, serving
 
 
@@ -42,6 +42,18 @@ async def daemon() -> AsyncIterator[Callable[..., Daemon]]:
     yield make
     for each in made:
         await each.aclose()
+
+
+@pytest.fixture
+async def source(engine: MakeEngine) -> Engine:
+    """An engine whose pages are parked."""
+    return engine("prefill")
+
+
+@pytest.fixture
+async def node(source: Engine, daemon: MakeDaemon) -> Daemon:
+    """A daemon's agent with a pool; it ends before the source does."""
+    return daemon()
 
 
 @pytest.fixture

@@ -421,18 +421,6 @@ def test_pages_are_parked_fetched_pinned_and_dropped(tmp_path: Path) -> None:
                 assert words in done.stderr
 
 
-@pytest.mark.parametrize("noun", ["leases", "pages"])
-def test_each_verb_shows_an_example(noun: str) -> None:
-    import typer.main
-
-    from kvxfer.cli.app import build
-
-    group: Any = typer.main.get_command(build())
-    for name, verb in group.commands[noun].commands.items():
-        assert f"kvxfer {noun} {name} " in verb.epilog, name
-        assert "--json" in {option for parameter in verb.params for option in parameter.opts}, name
-
-
 def test_a_node_is_drained_and_taken_back(tmp_path: Path) -> None:
     with program(tmp_path):
         place = f"unix:{tmp_path}/run/api.sock"

@@ -25,6 +25,7 @@ from tests.control.engines import (
     SMALL_SLABS,
     Attached,
     Daemon,
+    Engine,
     MakeDaemon,
     MakeEngine,
     names,
@@ -42,9 +43,8 @@ def node_pattern(seed: int, count: int) -> NDArray[np.uint64]:
 
 
 async def test_a_park_that_is_cancelled_leaves_its_pages_to_the_next(
-    engine: MakeEngine, daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
+    source: Engine, node: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node, source = daemon(), engine("prefill")
     begun, go_on = made_slowly(node, monkeypatch)
     lease = source.region.grant(None, ttl_s=BOUND_S)
     first, second = (
@@ -87,9 +87,9 @@ class SlowStore:
         await self.go_on.wait()
 
 
-async def test_what_may_not_be_pinned_evicts_nothing(engine: MakeEngine, daemon: MakeDaemon) -> None:
+async def test_what_may_not_be_pinned_evicts_nothing(source: Engine, daemon: MakeDaemon) -> None:
     """New pages, pages that are there, and pages that another call is parking count alike."""
-    store, source = SlowStore(), engine("prefill")
+    store = SlowStore()
     page_nbytes = source.layout.block_nbytes
     node = daemon(nbytes=SLAB, slab_nbytes=SLAB, max_pinned_nbytes=2 * page_nbytes, on_parked=store)
     lease = source.region.grant(None, ttl_s=BOUND_S)
@@ -120,10 +120,7 @@ async def test_what_may_not_be_pinned_evicts_nothing(engine: MakeEngine, daemon:
     assert node.pool.stats().pages.num_held == 0
 
 
-async def test_a_failed_park_gives_back_what_it_would_have_pinned(
-    engine: MakeEngine, daemon: MakeDaemon
-) -> None:
-    source = engine("prefill")
+async def test_a_failed_park_gives_back_what_it_would_have_pinned(source: Engine, daemon: MakeDaemon) -> None:
     page_nbytes = source.layout.block_nbytes
     node = daemon(nbytes=SLAB, slab_nbytes=SLAB, max_pinned_nbytes=2 * page_nbytes)
     await parked(node, source, 1)
@@ -138,10 +135,8 @@ async def test_a_failed_park_gives_back_what_it_would_have_pinned(
     assert node.pool.stats().pages.pinned_nbytes == 2 * page_nbytes
 
 
-async def test_a_page_that_is_there_stays_while_its_caller_waits(
-    engine: MakeEngine, daemon: MakeDaemon
-) -> None:
-    store, source = SlowStore(), engine("prefill")
+async def test_a_page_that_is_there_stays_while_its_caller_waits(source: Engine, daemon: MakeDaemon) -> None:
+    store = SlowStore()
     node = daemon(nbytes=SLAB, slab_nbytes=SLAB, on_parked=store)  # five pages
     await parked(node, source, 1)
     store.asked.clear()
@@ -158,9 +153,8 @@ async def test_a_page_that_is_there_stays_while_its_caller_waits(
 
 
 async def test_an_error_after_the_places_were_given_gives_them_back(
-    engine: MakeEngine, daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
+    source: Engine, node: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node, source = daemon(), engine("prefill")
     with monkeypatch.context() as patch:
 
         def fail(*_: object) -> None:
@@ -174,9 +168,8 @@ async def test_an_error_after_the_places_were_given_gives_them_back(
 
 
 async def test_a_call_that_waits_for_anothers_pages_ends_by_its_own_time(
-    engine: MakeEngine, daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
+    source: Engine, node: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node, source = daemon(), engine("prefill")
     begun, go_on = made_slowly(node, monkeypatch)
     first = asyncio.create_task(parked(node, source, 2))
     await begun.wait()
@@ -191,10 +184,8 @@ async def test_a_call_that_waits_for_anothers_pages_ends_by_its_own_time(
     assert node.there == names(2)
 
 
-async def test_a_park_that_fails_keeps_nothing_of_what_it_read(
-    engine: MakeEngine, daemon: MakeDaemon
-) -> None:
-    node, source = daemon(**SMALL_SLABS), engine("prefill")
+async def test_a_park_that_fails_keeps_nothing_of_what_it_read(source: Engine, daemon: MakeDaemon) -> None:
+    node = daemon(**SMALL_SLABS)
     lease = source.region.grant(node.own.name, range(7), ttl_s=BOUND_S)  # of ten
     there = await parked(node, source, 1)
     with pytest.raises(TransferError) as failed:
@@ -233,9 +224,9 @@ async def test_a_park_that_is_cancelled_gives_all_places_back(
 
 
 async def test_a_region_that_cannot_be_made_is_made_by_the_next(
-    engine: MakeEngine, daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
+    source: Engine, daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node, source = daemon(nbytes=SLAB, **SMALL_SLABS), engine("prefill")
+    node = daemon(nbytes=SLAB, **SMALL_SLABS)
     with monkeypatch.context() as patch:
 
         def refuse(*_: object) -> None:
@@ -254,13 +245,11 @@ async def test_a_region_that_cannot_be_made_is_made_by_the_next(
     assert len((await parked(node, source, 3)).new) == 3
 
 
-async def test_what_the_store_does_not_take_is_not_acknowledged(
-    engine: MakeEngine, daemon: MakeDaemon
-) -> None:
+async def test_what_the_store_does_not_take_is_not_acknowledged(source: Engine, daemon: MakeDaemon) -> None:
     async def full(keys: list[PageKey]) -> None:
         raise OSError(28, "no space left")
 
-    node, source = daemon(on_parked=full), engine("prefill")
+    node = daemon(on_parked=full)
     with pytest.raises(OSError, match="no space"):
         await parked(node, source, 3)
     assert node.pool.pages() == []
@@ -268,8 +257,7 @@ async def test_what_the_store_does_not_take_is_not_acknowledged(
     assert node.gone == [(name, "dropped") for name in names(3)], "it may have taken some"
 
 
-async def test_the_source_goes_in_the_middle(engine: MakeEngine, daemon: MakeDaemon) -> None:
-    node, source = daemon(), engine("prefill")
+async def test_the_source_goes_in_the_middle(source: Engine, node: Daemon) -> None:
     lease = source.region.grant(None, ttl_s=BOUND_S)
     await node.own.connect("prefill", source.place.address)
     park = asyncio.create_task(node.pool.park(SALT, source.place, range(20), names(20), lease=lease.token))
@@ -354,9 +342,8 @@ async def test_a_source_that_stands_still_costs_its_call_alone(
 
 @pytest.mark.parametrize("verb", ["grant.grant", "grant.revoke"])
 async def test_an_attached_agent_that_goes_while_it_is_asked(
-    engine: MakeEngine, daemon: MakeDaemon, verb: str
+    source: Engine, daemon: MakeDaemon, verb: str
 ) -> None:
-    source = engine("prefill")
     attached = Attached(source, deaf_to=verb)
     node = daemon(granter=attached)
     park = node.pool.park(SALT, RemotePlace("prefill", "kv"), range(4), names(4))
@@ -370,10 +357,9 @@ async def test_an_attached_agent_that_goes_while_it_is_asked(
 
 
 async def test_after_a_restart_what_was_told_as_there_is_told_as_gone_by_none(
-    engine: MakeEngine, daemon: MakeDaemon
+    source: Engine, node: Daemon, daemon: MakeDaemon
 ) -> None:
     """Pages are not durable: a pool begins empty, and its owner compares what was reported."""
-    node, source = daemon(), engine("prefill")
     done = await parked(node, source, 3)
     assert node.there == names(3)
     await node.aclose()
@@ -404,9 +390,8 @@ async def test_after_a_restart_what_was_told_as_there_is_told_as_gone_by_none(
     ids=str,
 )
 async def test_what_is_wrong_with_a_request_is_said(
-    engine: MakeEngine, daemon: MakeDaemon, change: dict[str, object], code: str
+    source: Engine, node: Daemon, change: dict[str, object], code: str
 ) -> None:
-    node, source = daemon(), engine("prefill")
     await node.own.connect("prefill", source.place.address)
     asked = {"salt": SALT, "source": source.place, "blocks": [0, 1], "keys": ["a", "b"], **change}
     with pytest.raises(KvxferError) as refused:
@@ -416,8 +401,7 @@ async def test_what_is_wrong_with_a_request_is_said(
     assert not node.pool.stats().num_parking
 
 
-async def test_what_ends_with_the_pool(engine: MakeEngine, daemon: MakeDaemon) -> None:
-    node, source = daemon(), engine("prefill")
+async def test_what_ends_with_the_pool(source: Engine, node: Daemon) -> None:
     lease = source.region.grant(None, ttl_s=BOUND_S)
     await node.own.connect("prefill", source.place.address)
     done = await parked(node, source, 2)
@@ -439,10 +423,9 @@ async def test_what_ends_with_the_pool(engine: MakeEngine, daemon: MakeDaemon) -
 
 
 async def test_the_pools_end_waits_for_a_region_that_is_being_made(
-    engine: MakeEngine, daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
+    source: Engine, node: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device may be pinning the memory."""
-    node, source = daemon(), engine("prefill")
     begun, go_on = made_slowly(node, monkeypatch)
     parks = asyncio.create_task(parked(node, source, 1))
     await begun.wait()

@@ -19,6 +19,7 @@ from tests.control.engines import (
     SHAPE,
     SLAB,
     SMALL_SLABS,
+    Daemon,
     Engine,
     MakeDaemon,
     MakeEngine,
@@ -31,9 +32,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 async def test_pages_give_way_by_age_and_those_that_are_leased_do_not(
-    engine: MakeEngine, daemon: MakeDaemon, seed: int
+    source: Engine, engine: MakeEngine, daemon: MakeDaemon, seed: int
 ) -> None:
-    node, source, reader = daemon(nbytes=SLAB, **SMALL_SLABS), engine("prefill"), engine("decode")
+    node, reader = daemon(nbytes=SLAB, **SMALL_SLABS), engine("decode")
     source.fill(seed)
     done = await parked(node, source, 5)
     leased = node.pool.lease(done.new[:2])
@@ -130,8 +131,8 @@ async def test_parks_leases_and_drops_at_once_never_show_other_bytes(
     assert len(node.own.agent.regions) <= 2
 
 
-async def test_drop_is_a_fence(engine: MakeEngine, daemon: MakeDaemon) -> None:
-    node, source, reader = daemon(), engine("prefill"), engine("decode")
+async def test_drop_is_a_fence(source: Engine, node: Daemon, engine: MakeEngine) -> None:
+    reader = engine("decode")
     done = await parked(node, source, 4)
     (part,) = node.pool.lease(done.new[:2], "decode").parts
     kept = node.pool.lease(done.new[3:], "decode", 0.2)
@@ -145,8 +146,10 @@ async def test_drop_is_a_fence(engine: MakeEngine, daemon: MakeDaemon) -> None:
     assert node.gone == [("k0", "dropped"), ("k3", "dropped")]
 
 
-async def test_a_lease_ends_by_its_time_and_is_extended(engine: MakeEngine, daemon: MakeDaemon) -> None:
-    node, source, reader = daemon(), engine("prefill"), engine("decode")
+async def test_a_lease_ends_by_its_time_and_is_extended(
+    source: Engine, node: Daemon, engine: MakeEngine
+) -> None:
+    reader = engine("decode")
     done = await parked(node, source, 2)
     leased = node.pool.lease(done.new, "decode", 0.05)
     before = leased.expires_at
@@ -163,9 +166,8 @@ async def test_a_lease_ends_by_its_time_and_is_extended(engine: MakeEngine, daem
 
 @pytest.mark.parametrize("ttl_s", [0.0, -1.0, float("nan"), float("inf"), 1e6])
 async def test_a_lease_of_no_time_is_refused_and_holds_nothing(
-    engine: MakeEngine, daemon: MakeDaemon, ttl_s: float
+    source: Engine, node: Daemon, ttl_s: float
 ) -> None:
-    node, source = daemon(), engine("prefill")
     done = await parked(node, source, 2)
     with pytest.raises(UsageError):
         node.pool.lease(done.new, None, ttl_s)
@@ -174,9 +176,9 @@ async def test_a_lease_of_no_time_is_refused_and_holds_nothing(
 
 
 async def test_a_reader_that_is_killed_gives_its_pages_back_with_its_leases_time(
-    engine: MakeEngine, daemon: MakeDaemon, seed: int
+    source: Engine, daemon: MakeDaemon, seed: int
 ) -> None:
-    node, source = daemon(nbytes=SLAB, **SMALL_SLABS), engine("prefill")
+    node = daemon(nbytes=SLAB, **SMALL_SLABS)
     source.fill(seed)
     done = await parked(node, source, 5)
     leased = node.pool.lease(done.new, "reader", 60.0)

@@ -18,6 +18,8 @@ from tests.control.engines import (
     SALT,
     SMALL_SLABS,
     Attached,
+    Daemon,
+    Engine,
     MakeDaemon,
     MakeEngine,
     names,
@@ -149,9 +151,8 @@ async def test_pages_are_pushed_into_an_agents_region(
 
 
 async def test_an_attached_agent_is_asked_for_the_lease(
-    engine: MakeEngine, daemon: MakeDaemon, seed: int
+    source: Engine, daemon: MakeDaemon, seed: int
 ) -> None:
-    source = engine("prefill")
     source.fill(seed)
     attached = Attached(source)
     node = daemon(granter=attached)
@@ -166,9 +167,8 @@ async def test_an_attached_agent_is_asked_for_the_lease(
 
 @pytest.mark.parametrize("part", ["tenant", "model", "revision"])
 async def test_the_same_key_with_another_salt_is_another_page(
-    engine: MakeEngine, daemon: MakeDaemon, part: str, seed: int
+    source: Engine, node: Daemon, engine: MakeEngine, part: str, seed: int
 ) -> None:
-    node, source = daemon(), engine("prefill")
     theirs = SALT._replace(**{part: "other"})
     sums = []
     for number, salt in enumerate((SALT, theirs)):
@@ -185,9 +185,8 @@ async def test_the_same_key_with_another_salt_is_another_page(
 
 
 async def test_a_lease_lets_its_holder_read_its_blocks_and_nobody_else(
-    engine: MakeEngine, daemon: MakeDaemon, seed: int
+    source: Engine, node: Daemon, engine: MakeEngine, seed: int
 ) -> None:
-    node, source = daemon(), engine("prefill")
     done = await parked(node, source, 2)
     (part,) = node.pool.lease(done.new[:1], "decode").parts
     stranger, reader = engine("stranger"), engine("decode")
@@ -201,9 +200,8 @@ async def test_a_lease_lets_its_holder_read_its_blocks_and_nobody_else(
 
 
 async def test_two_that_park_the_same_key_at_once_read_it_once(
-    engine: MakeEngine, daemon: MakeDaemon, seed: int
+    source: Engine, node: Daemon, seed: int
 ) -> None:
-    node, source = daemon(), engine("prefill")
     source.fill(seed)
     lease = source.region.grant(None, ttl_s=BOUND_S)
     both = [
@@ -216,9 +214,9 @@ async def test_two_that_park_the_same_key_at_once_read_it_once(
 
 
 async def test_the_second_parks_what_the_first_could_not(
-    engine: MakeEngine, daemon: MakeDaemon, seed: int
+    source: Engine, node: Daemon, engine: MakeEngine, seed: int
 ) -> None:
-    node, source, bad = daemon(), engine("prefill"), engine("bad")
+    bad = engine("bad")
     source.fill(seed)
     await node.own.connect("prefill", source.place.address)
     await node.own.connect("bad", bad.place.address)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from kvxfer import AgentOptions, AgentStats, KVLayout, LeaseToken, Pool
 from kvxfer.agent import Agent
-from kvxfer.errors import KvxferError
+from kvxfer.errors import KvxferError, PeerError, TransferError
 from tests.fault import (
     confinement as confinement,
 )  # modules for `Worker.do`, which could not be imported under its limits
@@ -513,6 +513,26 @@ class Worker:
             self.resume()
             self.process.kill()
         self.process.wait(BOUND_S)
+
+
+Local = Callable[..., Node]
+Remote = Callable[..., Worker]
+#: Codes of a lost peer.
+LOST: Final = {"peer-lost", "peer-silent", "peer-restarted"}
+
+
+def join(survivor: Node, newcomer: Worker) -> None:
+    """Connects a worker to a node of this process."""
+    newcomer.connect(survivor.address())
+    survivor.accept(str(newcomer.name_of()))
+
+
+def lost(error: object, code: str | None = None) -> None:
+    """Asserts an error that names the lost peer and the blocks, each once."""
+    assert isinstance(error, PeerError | TransferError), error
+    assert error.code in (LOST if code is None else {code}), error
+    assert error.peer
+    assert 0 < len(error.failed_blocks) == len(set(error.failed_blocks.tolist())), error
 
 
 def serve(fd: int) -> None:

@@ -24,7 +24,7 @@ import pytest
 from kvxfer import Tls
 from kvxfer.errors import PeerError, TransferError, UsageError
 from tests.certificates import Authority
-from tests.fault.node import BOUND_S, ROOT, SECRET, Node, Worker
+from tests.fault.node import BOUND_S, ROOT, SECRET, Local, Node, Remote, Worker
 from tests.fault.proxy import Proxy
 from tests.waiting import until
 
@@ -33,8 +33,6 @@ try:
 except OSError:
     pytest.skip("OpenSSL 3 is not here: install libssl3", allow_module_level=True)
 
-Local = Callable[..., Node]
-Remote = Callable[..., Worker]
 
 _DECODE: Final = "kvxfer://acme/decode/decode"
 _PREFILL: Final = "kvxfer://acme/prefill"

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvxfer.errors import PeerError, TransferError
-from tests.fault.node import LARGE, Node, Worker
-
-Local = Callable[..., Node]
-Remote = Callable[..., Worker]
+from tests.fault.node import LARGE, Local, Node, Remote, Worker
 
 THREADS = 3
 # Memory from which threads copy, and rails that they move.

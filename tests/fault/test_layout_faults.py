@@ -6,37 +6,21 @@ the heads each. Held transfers are open when the fault comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from kvxfer.errors import PeerError, TransferError
-from tests.fault.node import HASTY_S, LARGE, SMALL, Node, Worker
+from tests.fault.node import HASTY_S, LARGE, SMALL, Local, Node, Remote, Worker, join, lost
 
-Local = Callable[..., Node]
-Remote = Callable[..., Worker]
-
-LOST = {"peer-lost", "peer-silent", "peer-restarted"}
 LAYERS, KV, BLOCKS, TOKENS, HEADS, DIM = LARGE
 TURNED = (LAYERS, KV, BLOCKS, HEADS, TOKENS, DIM)
-
-
-def join(survivor: Node, newcomer: Worker) -> None:
-    newcomer.connect(survivor.address())
-    survivor.accept(str(newcomer.name_of()))
 
 
 def turned(node: Node, seed: int) -> np.ndarray:
     """What a node of shape TURNED holds when a peer of shape LARGE filled itself with a seed."""
     return np.stack([node.pattern(seed, layer).reshape(LARGE[1:]).swapaxes(2, 3) for layer in range(LAYERS)])
-
-
-def is_lost(error: object) -> None:
-    assert isinstance(error, PeerError | TransferError), error
-    assert error.code in LOST, error
-    assert sorted(error.failed_blocks.tolist()) == sorted(set(error.failed_blocks.tolist()))
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
@@ -54,7 +38,7 @@ def test_source_is_killed_in_the_middle_of_short_runs(
     if error is None and not held:
         assert np.array_equal(dst.array, turned(dst, 1))
     else:
-        is_lost(error)
+        lost(error)
     second = remote("second", transport, LARGE)
     second.fill(7)
     join(dst, second)
@@ -74,7 +58,7 @@ def test_destination_stops_in_the_middle_of_short_runs(transport: str, local: Lo
     src.write_all_but_the_last_layer()
     dst.until_bytes_land()
     dst.stop()
-    is_lost(src.end())
+    lost(src.end())
     src.wait_idle()
     dst.resume()
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from kvxfer.errors import PeerError, TransferError
 from tests.fault import confinement, crowd
-from tests.fault.node import Node, Worker, footprint, until_within
+from tests.fault.node import Local, Remote, footprint, until_within
 from tests.fault.test_process_faults import works_with
 from tests.waiting import until
-
-Local = Callable[..., Node]
-Remote = Callable[..., Worker]
 
 NUM_PEERS, NUM_PROCESSES = 200, 3
 # The last process is killed. In the others, each peer closes whose number is a multiple of this.

@@ -9,32 +9,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import kvxfer
 from kvxfer.errors import ExhaustedError, PeerError, TransferError
-from tests.fault.node import BOUND_S, HASTY_S, LARGE, SECRET, Node, Worker
 
-Local = Callable[..., Node]
-Remote = Callable[..., Worker]
-
-LOST = {"peer-lost", "peer-silent", "peer-restarted"}
+# tests/rdma has the same of these, too.
+from tests.fault.node import BOUND_S, HASTY_S, LARGE, SECRET, Local, Node, Remote, Worker
+from tests.fault.node import LOST as LOST
+from tests.fault.node import join as join
+from tests.fault.node import lost as lost
 
 # By night all tests run where the source writes; these do by day, too.
 also_written = pytest.mark.parametrize("transport", ["shm", "tcp", "ucx", "libfabric", "libfabric-written"])
-
-
-def join(survivor: Node, victim: Worker) -> None:
-    """Connects a worker to the node of this process."""
-    victim.connect(survivor.address())
-    survivor.accept(_name(victim))
-
-
-def _name(worker: Worker) -> str:
-    return str(worker.name_of())
 
 
 def works_with(survivor: Node, newcomer: Worker, seed: int) -> None:
@@ -50,14 +39,6 @@ def works_with(survivor: Node, newcomer: Worker, seed: int) -> None:
     newcomer.write()
     assert newcomer.end() is None
     assert survivor.holds(seed + 1)
-
-
-def lost(error: object, code: str | None = None) -> None:
-    """Asserts an error that names the lost peer and the blocks."""
-    assert isinstance(error, PeerError | TransferError), error
-    assert error.code in (LOST if code is None else {code}), error
-    assert error.peer
-    assert len(error.failed_blocks)
 
 
 _log: list[str] = []

@@ -6,17 +6,12 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 
 from tests import fork_server
-from tests.fault.node import BOUND_S, HASTY_S, Node, Worker, footprint, until_within
+from tests.fault.node import BOUND_S, HASTY_S, Local, Node, Remote, Worker, footprint, until_within
 from tests.waiting import until
-
-Local = Callable[..., Node]
-Remote = Callable[..., Worker]
-
 
 # ---- fork -----------------------------------------------------------------------------------------
 

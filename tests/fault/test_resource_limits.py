@@ -23,12 +23,9 @@ from kvxfer import Pool
 from kvxfer.errors import AgentError, ExhaustedError, PeerError, TransferError
 from kvxfer.memory.control_group import machine_nbytes
 from tests.fault import confinement
-from tests.fault.node import BOUND_S, ROOT, SMALL, Node, Worker, moves_both_ways
-from tests.fault.test_process_faults import join, works_with
+from tests.fault.node import BOUND_S, ROOT, SMALL, Local, Node, Remote, Worker, join, moves_both_ways
+from tests.fault.test_process_faults import works_with
 from tests.waiting import until
-
-Local = Callable[..., Node]
-Remote = Callable[..., Worker]
 
 # 72 MiB: more than a container's /dev/shm.
 LARGER: tuple[int, ...] = (9, *SMALL[1:3], 32, 8, 128)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -15,10 +14,7 @@ import pytest
 
 from kvxfer.errors import PeerError
 from tests.fault import confinement
-from tests.fault.node import SECRET, Node, Worker, moves_both_ways
-
-Local = Callable[..., Node]
-Remote = Callable[..., Worker]
+from tests.fault.node import SECRET, Local, Remote, moves_both_ways
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="to become another user needs root")
 # In such a namespace the first process is the node; it ends with the signalled process.

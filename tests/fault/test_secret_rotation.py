@@ -18,15 +18,13 @@ from typing import Any, Final
 
 import pytest
 
-from kvxfer import AgentOptions
 from kvxfer.agent import Agent
 from kvxfer.errors import AgentError, KvxferError, PeerError, UsageError
 from kvxfer.shared_secret import find_secrets
-from tests.fault.node import BOUND_S, LONG_S, ROOT, Node, options_for
+from tests.fault.node import BOUND_S, LONG_S, ROOT, Local, Node, options_for
 from tests.seeds import seed_of
 from tests.waiting import until
 
-Local = Callable[..., Node]
 Secret = bytes | tuple[bytes, ...] | Path
 
 OLD: Final = b"the secret that goes: 0123"
@@ -491,13 +489,3 @@ def test_a_fork_keeps_no_watch(agents: Callable[..., Agent], file: Path) -> None
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     file.write_bytes(NEW)
     until_accepted(NEW, agent)
-
-
-# ---- what is told of it ----------------------------------------------------------------------------
-
-
-def test_options_show_no_secret() -> None:
-    for secret in (OLD, OLD.decode(), (OLD, NEW), (OLD.decode(), NEW.decode())):
-        shown = repr(AgentOptions(secret=secret))
-        assert "secret='...'" in shown
-        assert "secret that" not in shown

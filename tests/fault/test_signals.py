@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,10 @@ from typing import Any
 import pytest
 
 from kvxfer.errors import PeerError, TransferError
-from tests.fault.node import BOUND_S, MEDIUM, ROOT, Node, Worker
+from tests.fault.node import BOUND_S, MEDIUM, ROOT, Local, Remote
 from tests.fault.test_process_faults import works_with
 from tests.fork_server import Forked
 from tests.waiting import until
-
-Local = Callable[..., Node]
-Remote = Callable[..., Worker]
 
 NUM_BLOCKS = MEDIUM[2]
 # The blocks that each end moves: the survivor reads, the child writes and holds the rest back, the child

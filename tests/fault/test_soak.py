@@ -19,10 +19,7 @@ from typing import Any, Final
 import pytest
 
 from kvxfer.errors import KvxferError, PeerError, TransferError
-from tests.fault.node import MEDIUM, Node, Worker, footprint, until_within
-
-Local = Callable[..., Node]
-Remote = Callable[..., Worker]
+from tests.fault.node import MEDIUM, Local, Node, Remote, Worker, footprint, until_within
 
 SOAK_S: Final = float(os.environ.get("KVXFER_SOAK_S", "120"))
 #: The transports of each process; the agent here has both.

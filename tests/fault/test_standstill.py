@@ -5,16 +5,11 @@ take its own standstill for the peer's silence, nor keep a peer that is gone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 
 from kvxfer.errors import PeerError, TransferError
-from tests.fault.node import Node, Worker
-from tests.fault.test_process_faults import join
-
-Local = Callable[..., Node]
-Remote = Callable[..., Worker]
+from tests.fault.node import Local, Remote, join
 
 # The silence timeout of the stopped node. The others have the one of `options_for`, so that no peer is lost
 # in a short stop, however busy the machine is.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,8 @@ import numpy as np
 import pytest
 
 from kvxfer.errors import PeerError, TransferError
-from tests.fault.node import BOUND_S, Node, Worker
+from tests.fault.node import BOUND_S, Local, Node, Remote, Worker
 from tests.fork_server import Forked
-
-Local = Callable[..., Node]
-Remote = Callable[..., Worker]
 
 # Maps the file and stores each number from its input as one aligned word.
 STORES = """

@@ -17,15 +17,13 @@ from typing import Any, Final
 import pytest
 
 from kvxfer.errors import KvxferError, PeerError, TransferError
-from tests.fault.node import BOUND_S, LARGE, LONG_S, ROOT, SMALL, Node, Worker
+from tests.fault.node import BOUND_S, LARGE, LONG_S, LOST, ROOT, SMALL, Local, Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 BUILT: Final = ROOT / "build/versions"
 
-Local = Callable[..., Node]
 Make = Callable[..., Worker]
-LOST: Final = {"peer-lost", "peer-silent", "peer-restarted"}
 
 
 @pytest.fixture

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from kvxfer import KVLayout, Pool
 from kvxfer.errors import AgentError, ExhaustedError, KvxferError, PeerError, TransferError, UsageError
-from tests.fault.node import MEDIUM, Node, Worker
-
-Local = Callable[..., Node]
-Remote = Callable[..., Worker]
+from tests.fault.node import MEDIUM, Local, Node, Remote, Worker
 
 
 @pytest.fixture
@@ -108,27 +104,15 @@ def test_fence_at_the_source(here: Node, there: Worker, how: str, held: bool, se
         still_works(here, there)
 
 
-def test_fences_hold_while_layers_are_held_back(here: Node, there: Worker) -> None:
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+def test_fences_hold_while_layers_are_held_back(here: Node, there: Worker, how: str) -> None:
     """Deterministic: half has arrived, and the rest is released after the fence."""
-    lease = here.grant("write")
-    write = there.write(hold=True)
-    there.release(2)
-    here.until_bytes_land()
-    assert here.revoke(lease) == "revoked"
-    here.set(7)
-    there.release(8)
-    ended(there.end(write), "lease-ended")
-    assert here.is_all(7)
-    still_works(here, there)
-
-
-def test_a_lease_expires_in_mid_transfer(here: Node, there: Worker) -> None:
     # Long enough for half to arrive on a machine that stands still for a moment.
-    lease = here.grant("write", ttl_s=4.0, renewable=False)
+    lease = here.grant("write", ttl_s=4.0, renewable=False) if how == "expired" else here.grant("write")
     write = there.write(hold=True)
     there.release(2)
     here.until_bytes_land()
-    assert here.wait_lease(lease) == "expired"
+    assert (here.wait_lease(lease) if how == "expired" else here.revoke(lease)) == how
     here.set(7)
     there.release(8)
     ended(there.end(write), "lease-ended")

@@ -57,27 +57,6 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_it_ends_with_its_last_member_in_any_order(members: Members) -> None:
-    group = Group(members.add() for _ in range(3))
-    waiting = [asyncio.ensure_future(group) for _ in range(2)]
-    await turns()
-    for at in (2, 0):
-        members.handles[at].end()
-        await turns()
-        assert group.state is TransferState.PENDING
-        assert not any(each.done() for each in waiting)
-    members.handles[1].end()
-    await asyncio.gather(*waiting)
-    await group
-    group.wait(0)
-    assert group.succeeded
-    assert group.error is None
-    assert not group.errors
-    assert group.stages == (1, 0, 3)
-    assert group.rails == ("shm",)
-    assert not members.agent._completions._waiters
-
-
 async def test_of_none_it_is_done(members: Members) -> None:
     group = Group([])
     await group
@@ -123,23 +102,6 @@ async def test_what_had_failed_before_anybody_waited_ends_the_others_too(members
     assert members.handles[1].cancelled
     members.handles[1].end()  # it was faster
     with pytest.raises(TransferError, match="1 of 2"):
-        await waiting
-
-
-async def test_others_go_on_where_that_is_wanted(members: Members) -> None:
-    group = Group([members.add(), members.add()], cancel_on_failure=False)
-    waiting = asyncio.ensure_future(group)
-    first = asyncio.ensure_future(group.first_failure())
-    await turns()
-    members.handles[0].end("failed", DEADLINE, "deadline", failed=(1,))
-    error = await first
-    assert isinstance(error, TransferError)
-    assert error.failed_blocks.tolist() == [1]
-    await turns()
-    assert not waiting.done()
-    assert not members.handles[1].cancelled
-    members.handles[1].end()
-    with pytest.raises(TransferError):
         await waiting
 
 
@@ -214,17 +176,6 @@ async def test_a_layer_is_in_place_when_all_that_have_it_say_so(members: Members
     assert third.cancelled
     with pytest.raises(UsageError, match=r"moves layer 4: they move layers within range\(0, 4\)"):
         await group.layer(4)
-
-
-async def test_a_layer_that_one_member_has_lost_is_waited_for_no_longer(members: Members) -> None:
-    group = Group(members.add() for _ in range(2))
-    waiting = asyncio.ensure_future(group.layer(1))
-    await turns()
-    members.handles[1].end("failed", DEADLINE, "deadline")
-    with pytest.raises(TransferError, match="1 of 2"):
-        await waiting
-    assert members.handles[0].cancelled
-    assert group.state is TransferState.PENDING
 
 
 async def test_a_cancelled_await_leaves_the_members(members: Members) -> None:

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer.agent import Agent
-from kvxfer.errors import AgentError, PeerError, TransferError, UsageError
+from kvxfer.errors import AgentError, TransferError, UsageError
 from kvxfer.options import AgentOptions
 from kvxfer.transfer import Incoming, Scope, Transfer
 
@@ -28,34 +28,6 @@ def incoming(fake_core: list[Any]) -> tuple[Any, Incoming]:
         agent._completions, peer_name="prefill", layers=range(4, 7), origin=2, arrives=True, region=REGION
     )
     return handle, Incoming(handle, scope, b"req")
-
-
-async def test_failure_names_the_blocks(incoming: tuple[Any, Incoming]) -> None:
-    handle, work = incoming
-    waiting = asyncio.ensure_future(work)
-    await asyncio.sleep(0)
-    handle.end("failed", 31, "the lease was revoked", failed=(3, 4))
-    with pytest.raises(TransferError, match="revoked") as caught:
-        await waiting
-    assert caught.value.failed_blocks.tolist() == [3, 4]
-    assert (caught.value.code, caught.value.peer, caught.value.rail) == ("lease-ended", "prefill", "shm")
-    with pytest.raises(TransferError):
-        work.wait(0)
-
-
-async def test_a_lost_peer_is_a_peer_error_with_blocks(incoming: tuple[Any, Incoming]) -> None:
-    handle, work = incoming
-    handle.end("failed", 71, "nothing heard for 2 s", failed=(1,))
-    with pytest.raises(PeerError) as caught:
-        await work
-    assert caught.value.failed_blocks.tolist() == [1]
-
-
-def test_wait_that_runs_out_leaves_it_pending(incoming: tuple[Any, Incoming]) -> None:
-    _, work = incoming
-    with pytest.raises(TimeoutError, match="still pending"):
-        work.wait(0)
-    assert work.state == "pending"
 
 
 async def test_layers_arrive_in_any_order(incoming: tuple[Any, Incoming]) -> None:
@@ -84,27 +56,6 @@ def test_layers_of_others_are_refused(incoming: tuple[Any, Incoming]) -> None:
             work.layer_arrived(layer)
     with pytest.raises(TimeoutError):
         work.layer_blocking(4, 0)
-
-
-async def test_cancelled_await_leaves_the_transfer(incoming: tuple[Any, Incoming]) -> None:
-    handle, work = incoming
-    waiting = asyncio.ensure_future(work)
-    await asyncio.sleep(0)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    assert not handle.cancelled
-    assert work.state == "pending"
-    handle.end()
-    await work
-
-
-def test_a_write_has_no_layers_here(fake_core: list[Any]) -> None:
-    agent = Agent("prefill")
-    scope = Scope(agent._completions, peer_name="d", layers=range(2), origin=0, arrives=False, region=REGION)
-    work = Transfer(fake_core[0].made("expect", ()), scope)
-    with pytest.raises(UsageError, match="other end"):
-        work.layer_arrived(0)
-    assert "layers=0..1 pending" in repr(work)
 
 
 # ---- streams that wait -----------------------------------------------------------------------------
@@ -151,8 +102,9 @@ def test_layers_of_a_write_arrive_elsewhere(fake_core: list[Any]) -> None:
         handle, Scope(agent._completions, "decode", range(2), origin=0, arrives=False, region=REGION)
     )
     write.wait_in(stream_of(77, 0))
-    with pytest.raises(UsageError, match="layers arrive at the other end"):
-        write.wait_in(stream_of(77, 0), 0)
+    for verb in (lambda: write.wait_in(stream_of(77, 0), 0), lambda: write.layer_arrived(0)):
+        with pytest.raises(UsageError, match="layers arrive at the other end"):
+            verb()
     assert handle.waits == [(77, None)]
 
 

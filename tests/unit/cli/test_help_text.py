@@ -17,7 +17,6 @@ import pytest
 pytest.importorskip("typer")
 
 from kvxfer import cli  # where typer is
-from kvxfer.cli import help_text
 
 # What they show is too long for one example, or they have none yet.
 WITHOUT_EXAMPLE = {"kvxfer", "kvxfer bench"}
@@ -101,21 +100,6 @@ def test_what_a_status_means_stands_in_the_help(name: str, capsys: pytest.Captur
     assert "Exit status:" in shown
     for status in ("0:", "1:", "2:", "130:"):
         assert f" {status} " in shown
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("timeout_s", "SECONDS"),
-        ("total_mib", "MIB"),
-        ("nbytes", "BYTES"),
-        ("node", "NODE"),
-        ("host_name", "NAME"),
-    ],
-)
-def test_a_value_is_called_after_its_option(name: str, value: str) -> None:
-    assert help_text.value_name(name) == value
-    assert help_text.is_unit(value) == (value in ("SECONDS", "MIB", "BYTES"))
 
 
 @pytest.mark.parametrize(

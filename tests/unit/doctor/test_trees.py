@@ -139,24 +139,52 @@ def test_a_probe_that_raises_becomes_a_note(tmp_path: Path) -> None:
 # ---- control groups -----------------------------------------------------------------------------
 
 
-def test_the_tightest_group_above_limits(plant: Plant) -> None:
-    root = plant(
-        {
-            "proc/self/cgroup": "0::/kube/pod/engine\n",
-            "sys/fs/cgroup/kube/memory.max": "1073741824\n",
-            "sys/fs/cgroup/kube/pod/memory.max": "536870912\n",
-            "sys/fs/cgroup/kube/pod/engine/memory.max": "max\n",
-            "sys/fs/cgroup/kube/cpu.max": "max 100000\n",
-            "sys/fs/cgroup/kube/pod/engine/cpu.max": "150000 100000\n",
-        }
-    )
-    limit = control_group.memory_limit_nbytes(root)
-    assert limit is not None
-    assert limit[0] == 512 << 20
-    assert limit[1].endswith("kube/pod/memory.max")
-    quota = control_group.cpu_limit_cores(root)
-    assert quota is not None
-    assert quota[0] == 1.5
+@pytest.mark.parametrize(
+    ("files", "nbytes", "cores"),
+    [
+        (
+            {
+                "proc/self/cgroup": "0::/kube/pod/engine\n",
+                "sys/fs/cgroup/kube/memory.max": "1073741824\n",
+                "sys/fs/cgroup/kube/pod/memory.max": "536870912\n",
+                "sys/fs/cgroup/kube/pod/engine/memory.max": "max\n",
+                "sys/fs/cgroup/kube/cpu.max": "max 100000\n",
+                "sys/fs/cgroup/kube/pod/engine/cpu.max": "150000 100000\n",
+            },
+            (512 << 20, "kube/pod/memory.max"),
+            1.5,
+        ),
+        # A container sees its group at the root.
+        (
+            {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "4096\n"},
+            (4096, "cgroup/memory.max"),
+            None,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/docker/ab\n3:cpu,cpuacct:/docker/ab\n0::/\n",
+                "sys/fs/cgroup/memory/docker/ab/memory.limit_in_bytes": "1048576\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "sys/fs/cgroup/cpu,cpuacct/docker/ab/cpu.cfs_quota_us": "50000\n",
+                "sys/fs/cgroup/cpu,cpuacct/docker/ab/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            },
+            (1 << 20, "docker/ab/memory.limit_in_bytes"),
+            0.5,
+        ),
+        ({"proc/self/cgroup": "0::/a/../b\n", "sys/fs/cgroup/b/memory.max": "max\n"}, None, None),
+    ],
+    ids=["nested", "container", "version 1", "none"],
+)
+def test_the_tightest_group_above_limits(
+    files: dict[str, str], nbytes: tuple[int, str] | None, cores: float | None, plant: Plant
+) -> None:
+    root = plant(files)
+    limit, quota = control_group.memory_limit_nbytes(root), control_group.cpu_limit_cores(root)
+    assert (quota and quota[0]) == cores
+    assert (limit and limit[0]) == (nbytes and nbytes[0])
+    assert not (limit and nbytes) or limit[1].endswith(nbytes[1])
 
 
 def test_the_machines_memory_and_its_reserved_huge_pages(plant: Plant) -> None:
@@ -172,36 +200,58 @@ def test_the_machines_memory_and_its_reserved_huge_pages(plant: Plant) -> None:
     assert control_group.machine_nbytes(root / "proc") == {}
 
 
-def test_a_container_sees_its_group_at_the_root(plant: Plant) -> None:
-    root = plant({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "4096\n"})
-    limit = control_group.memory_limit_nbytes(root)
-    assert limit is not None
-    assert limit[0] == 4096
+# ---- what one file says ------------------------------------------------------------------------
+
+LIMITS = """Limit                     Soft Limit           Hard Limit           Units
+Max open files            1024                 524288               files
+Max locked memory         {memlock}            unlimited            bytes
+"""
+CPUINFO = "model name\t: A CPU of 1999\nflags\t\t: fpu {flags}\n\nflags\t: avx2 avx512f\n"
+LIMITS_OF, LOOPBACK, KERNEL = "proc/self/limits", "sys/class/net/lo/flags", "proc/sys/kernel/osrelease"
 
 
-def test_groups_of_version_1(plant: Plant) -> None:
-    root = plant(
-        {
-            "proc/self/cgroup": "4:memory:/docker/ab\n3:cpu,cpuacct:/docker/ab\n0::/\n",
-            "sys/fs/cgroup/memory/docker/ab/memory.limit_in_bytes": "1048576\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-            "sys/fs/cgroup/cpu,cpuacct/docker/ab/cpu.cfs_quota_us": "50000\n",
-            "sys/fs/cgroup/cpu,cpuacct/docker/ab/cpu.cfs_period_us": "100000\n",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-        }
-    )
-    limit, quota = control_group.memory_limit_nbytes(root), control_group.cpu_limit_cores(root)
-    assert limit is not None
-    assert limit[0] == 1 << 20
-    assert quota is not None
-    assert quota[0] == 0.5
+@pytest.mark.parametrize(
+    ("examine", "file", "text", "state", "found", "change"),
+    [
+        (memory_limits.descriptors, LIMITS_OF, LIMITS, State.LIMITS, "RLIMIT_NOFILE is 1024", "ulimit -n"),
+        (memory_limits.locked, LIMITS_OF, LIMITS.format(memlock="65536"), State.NOTE, "64 KiB", "memlock=-1"),
+        (memory_limits.locked, LIMITS_OF, LIMITS.format(memlock="unlimited"), State.NOTE, "is unlimited", ""),
+        (memory_limits.mappings, "proc/sys/vm/max_map_count", "65530", State.GOOD, "", ""),
+        (memory_limits.mappings, "proc/sys/vm/max_map_count", "1024", State.LIMITS, "", "max_map_count"),
+        (cpu.instructions, "proc/cpuinfo", CPUINFO.format(flags="avx2 avx512f"), State.GOOD, "of 1999", ""),
+        (cpu.instructions, "proc/cpuinfo", CPUINFO.format(flags="sse2 avx2"), State.GOOD, "of 1999", ""),
+        (cpu.instructions, "proc/cpuinfo", CPUINFO.format(flags="sse2"), State.LIMITS, "of 1999", ""),
+        (cpu.cores, "sys/fs/cgroup/cpu.max", "50000 100000", State.LIMITS, "the time of 0.5", ""),
+        (network.loopback, LOOPBACK, "0x9", State.GOOD, "", ""),
+        (network.loopback, LOOPBACK, "0x8", State.LIMITS, "", "ip link"),
+        (network.loopback, LOOPBACK, "", State.NOTE, "", ""),
+        (foreign.yama, "proc/none", "", State.GOOD, "", ""),
+        (container.pid_namespace, "proc/self/ns/pid", "-> pid:[4026531836]", State.GOOD, "", ""),
+        (software.kernel, KERNEL, "6.8.0-45-generic\n", State.GOOD, "6.8.0-45-generic", ""),
+        (software.kernel, KERNEL, "5.4.0\n", State.LIMITS, "5.4.0", ""),
+        (software.kernel, KERNEL, "4.19\n", State.LIMITS, "4.19", "write into pools"),
+        (software.kernel, KERNEL, "odd\n", State.NOTE, "odd", ""),
+    ],
+)
+def test_what_a_file_says_is_found(
+    examine: Callable[[Path], Finding],
+    file: str,
+    text: str,
+    state: State,
+    found: str,
+    change: str,
+    plant: Plant,
+) -> None:
+    finding = examine(plant({file: text}))
+    assert finding.state is state
+    assert found in finding.found
+    assert change in finding.change
+    assert change or state is not State.GOOD or not finding.change
 
 
-def test_groups_without_a_limit(plant: Plant) -> None:
-    root = plant({"proc/self/cgroup": "0::/a/../b\n", "sys/fs/cgroup/b/memory.max": "max\n"})
-    assert control_group.memory_limit_nbytes(root) is None
-    assert control_group.cpu_limit_cores(root) is None
+@pytest.mark.parametrize("known", [["avx512f", "avx2"], ["avx2"], []])
+def test_instructions_are_those_of_the_first_processor(known: list[str], plant: Plant) -> None:
+    assert cpu.isa(plant({"proc/cpuinfo": CPUINFO.format(flags=" ".join([*known, "sse2"]))})) == known
 
 
 # ---- foreign memory -----------------------------------------------------------------------------
@@ -232,32 +282,9 @@ def test_yama_and_capabilities(scope: int, capabilities: str, state: State, plan
     assert ("has CAP_SYS_PTRACE" in foreign.process(root).found) == (int(capabilities, 16) > 0)
 
 
-def test_a_kernel_without_yama_forbids_nothing(tmp_path: Path) -> None:
-    assert foreign.yama(tmp_path).state is State.GOOD
-
-
 # ---- memory -------------------------------------------------------------------------------------
 
 MEMINFO = "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n"
-LIMITS = """Limit                     Soft Limit           Hard Limit           Units
-Max open files            1024                 524288               files
-Max locked memory         {memlock}            unlimited            bytes
-"""
-
-
-def test_limits_are_read_off_the_process(plant: Plant) -> None:
-    root = plant({"proc/self/limits": LIMITS.format(memlock="65536")})
-    files = memory_limits.descriptors(root)
-    assert (files.state, files.found) == (State.LIMITS, "RLIMIT_NOFILE is 1024")
-    assert "ulimit -n" in files.change
-    assert memory_limits.locked(root).found == "RLIMIT_MEMLOCK is 64 KiB"
-    assert "memlock=-1" in memory_limits.locked(root).change
-
-
-def test_unlimited_memory_needs_no_change(plant: Plant) -> None:
-    root = plant({"proc/self/limits": LIMITS.format(memlock="unlimited")})
-    assert memory_limits.locked(root).found == "RLIMIT_MEMLOCK is unlimited"
-    assert not memory_limits.locked(root).change
 
 
 def test_a_group_below_the_machines_memory_limits(plant: Plant) -> None:
@@ -268,11 +295,6 @@ def test_a_group_below_the_machines_memory_limits(plant: Plant) -> None:
     plant({"sys/fs/cgroup/memory.max": str(64 << 30)})
     assert memory_limits.amount(root).state is State.GOOD
     assert memory_limits.total_nbytes(root) == 16 << 30
-
-
-@pytest.mark.parametrize(("count", "state"), [("65530", State.GOOD), ("1024", State.LIMITS)])
-def test_mappings(count: str, state: State, plant: Plant) -> None:
-    assert memory_limits.mappings(plant({"proc/sys/vm/max_map_count": count})).state is state
 
 
 # ---- huge pages ---------------------------------------------------------------------------------
@@ -338,29 +360,6 @@ def test_transparent_pages(shared: str, private: str, states: tuple[State, State
 # ---- processor ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("flags", "known", "state"),
-    [
-        ("fpu avx2 avx512f avx512bw", ["avx512f", "avx2"], State.GOOD),
-        ("fpu sse2 avx2", ["avx2"], State.GOOD),
-        ("fpu sse2", [], State.LIMITS),
-    ],
-)
-def test_instructions(flags: str, known: list[str], state: State, plant: Plant) -> None:
-    root = plant(
-        {"proc/cpuinfo": f"model name\t: A CPU of 1999\nflags\t\t: {flags}\n\nflags\t: avx2 avx512f\n"}
-    )
-    assert cpu.isa(root) == known
-    assert cpu.instructions(root).state is state
-    assert "A CPU of 1999" in cpu.instructions(root).found
-
-
-def test_a_quota_below_the_cores_limits(plant: Plant) -> None:
-    root = plant({"sys/fs/cgroup/cpu.max": "50000 100000"})
-    assert cpu.cores(root).state is State.LIMITS
-    assert "the time of 0.5" in cpu.cores(root).found
-
-
 def test_processes_that_may_run_on_several_nodes_are_told(plant: Plant) -> None:
     root = plant(
         {
@@ -411,11 +410,6 @@ def test_cards_and_virtual_interfaces(plant: Plant) -> None:
     assert named(findings, "idle").change.startswith("ip link set idle up")
     assert named(findings, "virtual interfaces").found == "veth0: up, 10 Gb/s"
     assert len(findings) == 4
-
-
-@pytest.mark.parametrize(("flags", "state"), [("0x9", State.GOOD), ("0x8", State.LIMITS), ("", State.NOTE)])
-def test_loopback_interface(flags: str, state: State, plant: Plant) -> None:
-    assert network.loopback(plant({"sys/class/net/lo/flags": flags})).state is state
 
 
 def test_small_buffers_are_named_with_their_command(plant: Plant) -> None:
@@ -510,19 +504,3 @@ def test_a_container_with_a_pid_namespace_of_its_own(plant: Plant) -> None:
     assert named(findings, "pid namespace").state is State.LIMITS
     assert "shareProcessNamespace" in named(findings, "pid namespace").change
     assert "net:[4026532203]" in named(findings, "network namespace").change
-
-
-def test_the_hosts_pid_namespace_is_good(plant: Plant) -> None:
-    root = plant({"proc/self/ns/pid": "-> pid:[4026531836]", "proc/self/cgroup": "0::/kubepods/pod1\n"})
-    assert container.runtime(root) == "kubepods"
-    assert container.pid_namespace(root).state is State.GOOD
-
-
-@pytest.mark.parametrize(
-    ("release", "state"),
-    [("6.8.0-45-generic", State.GOOD), ("5.4.0", State.LIMITS), ("4.19", State.LIMITS), ("odd", State.NOTE)],
-)
-def test_kernels(release: str, state: State, plant: Plant) -> None:
-    finding = software.kernel(plant({"proc/sys/kernel/osrelease": f"{release}\n"}))
-    assert (finding.found, finding.state) == (release, state)
-    assert ("write into pools" in finding.change) == release.startswith("4.")

@@ -93,23 +93,17 @@ def anew() -> Calibration:
     return calibration.shared(0)
 
 
-def keep(folder: Path, measure: Callable[..., Measured]) -> Callable[[str], Calibration | None]:
-    """Returns what reads a file of such a body, whole by its sum."""
-    measure()
-    calibration.shared(0)
-    file = only_file(folder)
-
-    def kept(body: str) -> Calibration | None:
-        data = body.encode()
-        file.write_bytes(b"%08x\n%s" % (zlib.crc32(data), data))
-        return calibration.look(DEVICE, CUDA)
-
-    return kept
-
-
 def only_file(folder: Path) -> Path:
     (file,) = folder.glob("*.json")
     return file
+
+
+@pytest.fixture
+def kept_file(folder: Path, measure: Callable[..., Measured]) -> Path:
+    """The file of a calibration that was measured."""
+    measure()
+    calibration.shared(0)
+    return only_file(folder)
 
 
 def test_it_is_measured_once_and_then_read(folder: Path, measure: Callable[..., Measured]) -> None:
@@ -124,10 +118,8 @@ def test_it_is_measured_once_and_then_read(folder: Path, measure: Callable[..., 
 
 
 def test_it_is_of_one_gpu_one_driver_and_these_kernels(
-    folder: Path, measure: Callable[..., Measured], monkeypatch: pytest.MonkeyPatch
+    kept_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure()
-    calibration.shared(0)
     assert calibration.look(replace(DEVICE, name="NVIDIA H100 PCIe"), CUDA) is None
     assert calibration.look(replace(DEVICE, capability=(10, 0)), CUDA) is None
     assert calibration.look(DEVICE, (12, 9)) is None
@@ -193,8 +185,13 @@ NO_CALIBRATIONS = (
 )
 
 
-def test_what_is_no_calibration_is_not_taken_for_one(folder: Path, measure: Callable[..., Measured]) -> None:
-    kept = keep(folder, measure)
+def test_what_is_no_calibration_is_not_taken_for_one(kept_file: Path) -> None:
+    def kept(body: str) -> Calibration | None:
+        """Reads a file of such a body, whole by its sum."""
+        data = body.encode()
+        kept_file.write_bytes(b"%08x\n%s" % (zlib.crc32(data), data))
+        return calibration.look(DEVICE, CUDA)
+
     assert kept(f'{{"ctas": [{CTA_ROW}], "ways": []}}') == Calibration((), ((0, 4, 4194304, 1000),))
     for body in NO_CALIBRATIONS:
         assert kept(body) is None, body[:200]
@@ -211,13 +208,9 @@ def test_a_file_of_an_older_version_is_not_looked_at(
     assert measured == [0, 0]
 
 
-def test_of_another_user_s_file_nothing_is_taken(
-    folder: Path, measure: Callable[..., Measured], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measure()
-    calibration.shared(0)
+def test_of_another_user_s_file_nothing_is_taken(kept_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() == 0:
-        os.chown(only_file(folder), 12345, -1)
+        os.chown(kept_file, 12345, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert calibration.look(DEVICE, CUDA) is None

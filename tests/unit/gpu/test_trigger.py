@@ -201,19 +201,21 @@ def test_triggers_go_to_the_core_as_they_are(ends: Ends, post: Any) -> None:
         ends.agent.write(ends.region, ends.remote, [1], [2], after=trigger, hold=True)
 
 
-async def test_a_read_follows_a_future(ends: Ends) -> None:
-    done, failed = (asyncio.get_running_loop().create_future() for _ in range(2))
-    for future in (done, failed):
-        ends.agent.read(ends.region, ends.remote, [1], [2], after=future)
+@pytest.mark.parametrize("post", POSTS, ids=["write", "read"])
+async def test_a_future_lets_go_or_cancels(ends: Ends, post: Any) -> None:
+    done, failed, cancelled = (asyncio.get_running_loop().create_future() for _ in range(3))
+    for future in (done, failed, cancelled):
+        post(ends, after=future)
     assert ends.held()
     done.set_result(None)
-    failed.set_exception(ValueError("the consumer failed"))
+    failed.set_exception(ValueError("the other end failed"))
+    cancelled.cancel()
     await asyncio.sleep(0)
-    assert [handle.ready for handle in ends.core.handles] == [4, -1]
-    assert [handle.cancelled for handle in ends.core.handles] == [False, True]
+    assert [handle.ready for handle in ends.core.handles] == [4, -1, -1]
+    assert [handle.cancelled for handle in ends.core.handles] == [False, True, True]
     over: Future[None] = Future()
     over.set_result(None)
-    ends.agent.read(ends.region, ends.remote, [1], [2], after=over)
+    post(ends, after=over)
     assert not ends.held()
 
 

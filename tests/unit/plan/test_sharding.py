@@ -55,57 +55,50 @@ def brief(shares: tuple[Share, ...]) -> list[tuple[int, int, tuple[int, int], tu
     return [(s.src, s.dst, (s.layers[0], s.layers[-1]), (s.heads[0], s.heads[-1])) for s in shares]
 
 
+def parallel(index: int, size: int, interleave: int = 16) -> KVLayout:
+    return rank(cp_rank=index, cp_size=size, cp_interleave=interleave)
+
+
 # One head of one layer in a block: K and V × 16 tokens × 64 numbers × 2 bytes.
 ROW_NBYTES = 2 * 16 * 64 * 2
+ALL = (0, 3)  # layers
+LATENT = rank(range(1), total_heads=1)
 
 
-def test_equal_ranks_serve_each_other() -> None:
-    shares = route(tensor_parallel(2), tensor_parallel(2))
-    assert brief(shares) == [(0, 0, (0, 3), (0, 3)), (1, 1, (0, 3), (4, 7))]
-    assert [share.nbytes for share in shares] == [4 * 4 * ROW_NBYTES] * 2
-
-
-def test_fewer_destinations_read_from_several_sources() -> None:
-    assert brief(route(tensor_parallel(4), tensor_parallel(2))) == [
-        (0, 0, (0, 3), (0, 1)),
-        (1, 0, (0, 3), (2, 3)),
-        (2, 1, (0, 3), (4, 5)),
-        (3, 1, (0, 3), (6, 7)),
-    ]
-
-
-def test_more_destinations_read_slices_of_a_source() -> None:
-    assert brief(route(tensor_parallel(2), tensor_parallel(4))) == [
-        (0, 0, (0, 3), (0, 1)),
-        (0, 1, (0, 3), (2, 3)),
-        (1, 2, (0, 3), (4, 5)),
-        (1, 3, (0, 3), (6, 7)),
-    ]
-
-
-def test_stages_and_slices_are_cut_at_both_ends() -> None:
-    srcs = [rank(range(4), range(3)), rank(range(4, 8), range(3)), rank(range(8), range(3, 4))]
-    dsts = [rank(range(2, 6), range(1, 4))]
-    assert brief(route(srcs, dsts)) == [
-        (0, 0, (1, 2), (2, 3)),
-        (1, 0, (1, 2), (4, 5)),
-        (2, 0, (3, 3), (2, 5)),
-    ]
-
-
-def test_replicated_heads_are_read_once_each_from_the_least_loaded() -> None:
-    # 16 ranks for 8 heads: sources 2 i and 2 i + 1 hold head i.
-    shares = route(tensor_parallel(16), tensor_parallel(8))
-    assert brief(shares) == [(2 * i, i, (0, 3), (i, i)) for i in range(8)]
-    # Twice as many destinations: each of a pair of sources serves one of a pair of destinations.
-    shares = route(tensor_parallel(16), tensor_parallel(16))
-    assert brief(shares) == [(i, i, (0, 3), (i // 2, i // 2)) for i in range(16)]
-
-
-def test_a_replicated_latent_is_spread_over_its_holders() -> None:
-    srcs = [rank(range(1), total_heads=1)] * 4
-    dsts = [rank(range(1), total_heads=1)] * 2
-    assert brief(route(srcs, dsts)) == [(0, 0, (0, 3), (0, 0)), (1, 1, (0, 3), (0, 0))]
+@pytest.mark.parametrize(
+    ("srcs", "dsts", "shares"),
+    [
+        (tensor_parallel(2), tensor_parallel(2), [(0, 0, ALL, (0, 3)), (1, 1, ALL, (4, 7))]),
+        (
+            tensor_parallel(4),
+            tensor_parallel(2),
+            [(0, 0, ALL, (0, 1)), (1, 0, ALL, (2, 3)), (2, 1, ALL, (4, 5)), (3, 1, ALL, (6, 7))],
+        ),
+        (
+            tensor_parallel(2),
+            tensor_parallel(4),
+            [(0, 0, ALL, (0, 1)), (0, 1, ALL, (2, 3)), (1, 2, ALL, (4, 5)), (1, 3, ALL, (6, 7))],
+        ),
+        (
+            [rank(range(4), range(3)), rank(range(4, 8), range(3)), rank(range(8), range(3, 4))],
+            [rank(range(2, 6), range(1, 4))],
+            [(0, 0, (1, 2), (2, 3)), (1, 0, (1, 2), (4, 5)), (2, 0, (3, 3), (2, 5))],
+        ),
+        # 16 ranks for 8 heads: sources 2 i and 2 i + 1 hold head i.
+        (tensor_parallel(16), tensor_parallel(8), [(2 * i, i, ALL, (i, i)) for i in range(8)]),
+        # Twice as many destinations: each of a pair of sources serves one of a pair of destinations.
+        (tensor_parallel(16), tensor_parallel(16), [(i, i, ALL, (i // 2, i // 2)) for i in range(16)]),
+        ([LATENT] * 4, [LATENT] * 2, [(0, 0, ALL, (0, 0)), (1, 1, ALL, (0, 0))]),
+        (tensor_parallel(2), [], []),
+        ([parallel(0, 2), parallel(1, 2)], [rank()], [(0, 0, ALL, (0, 7)), (1, 0, ALL, (0, 7))]),
+    ],
+    ids=["equal", "fewer", "more", "stages", "replicas", "pairs", "latent", "none", "context parallel"],
+)
+def test_who_serves_whom(srcs: list[KVLayout], dsts: list[KVLayout], shares: list[Any]) -> None:
+    found = route(srcs, dsts)
+    assert brief(found) == shares
+    for share in found:
+        assert share.nbytes == len(share.layers) * len(share.heads) * ROW_NBYTES
 
 
 def test_load_moves_replicated_work_elsewhere() -> None:
@@ -116,32 +109,7 @@ def test_load_moves_replicated_work_elsewhere() -> None:
     assert [s.src for s in route(srcs, dsts, load=[9 * share, 9 * share, 0])] == [2, 2, 2]
 
 
-def test_the_same_layouts_give_the_same_route() -> None:
-    srcs, dsts = tensor_parallel(16), tensor_parallel(4)
-    assert route(srcs, dsts) == route(list(srcs), tuple(dsts))
-
-
-def test_no_destinations_need_nothing() -> None:
-    assert route(tensor_parallel(2), []) == ()
-
-
 # ---- context parallelism --------------------------------------------------------------------------
-
-
-def parallel(index: int, size: int, interleave: int = 16, heads: range = range(8)) -> KVLayout:
-    return rank(heads, cp_rank=index, cp_size=size, cp_interleave=interleave)
-
-
-def test_every_rank_of_context_parallelism_serves_its_tokens() -> None:
-    assert brief(route([parallel(0, 2), parallel(1, 2)], [rank()])) == [
-        (0, 0, (0, 3), (0, 7)),
-        (1, 0, (0, 3), (0, 7)),
-    ]
-
-
-def test_equal_divisions_of_tokens_serve_rank_by_rank() -> None:
-    ends = [parallel(0, 3), parallel(1, 3), parallel(2, 3)]
-    assert [(s.src, s.dst) for s in route(ends, ends)] == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_finer_divisions_meet_where_their_tokens_do() -> None:
@@ -153,51 +121,41 @@ def test_finer_divisions_meet_where_their_tokens_do() -> None:
     assert [(s.src, s.dst) for s in route(two, coarse)] == [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
-def test_a_missing_rank_of_context_parallelism_is_a_gap() -> None:
-    with pytest.raises(UsageError, match="rank 1 of 2") as caught:
-        route([parallel(0, 2)], [rank()])
-    assert caught.value.code == "layout-mismatch"
-
-
-def test_sources_that_divide_tokens_differently_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"tokens: source 0 is one of 2 .* source 1 is one of 4"):
-        route([parallel(0, 2), parallel(1, 4)], [rank()])
-
-
 # ---- refusals -------------------------------------------------------------------------------------
 
 
-def refused(srcs: list[KVLayout], dsts: list[KVLayout], *words: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        route(srcs, dsts)
+@pytest.mark.parametrize(
+    ("srcs", "dst", "words"),
+    [
+        ([parallel(0, 2)], rank(), "rank 1 of 2"),
+        ([parallel(0, 2), parallel(1, 4)], rank(), "tokens: source 0 is one of 2 .* source 1 is one of 4"),
+        (
+            [rank(layers=range(1)), rank(layers=range(3, 4))],
+            rank(),
+            "layers: no source holds 1 to 2 of destination 0.*0 to 3",
+        ),
+        (tensor_parallel(4)[:3], rank(), "heads: no source holds 6 to 7 of destination 0.*0 to 7"),
+        (
+            [*tensor_parallel(2, layers=range(2)), rank(range(4), range(2, 4))],
+            rank(),
+            "heads: no source holds 4 to 7 of destination 0 in layer 2",
+        ),
+        ([rank(range(5)), rank(range(3, 8))], rank(), "heads overlap.*source 0.*0 to 4.*3 to 7"),
+        ([rank(layers=range(3)), rank(layers=range(2, 4))], rank(), "layers overlap.*0 to 2.*2 to 3"),
+        ([rank()], rank(total_heads=16), "heads of the model: 8 at source 0, 16 at destination 0"),
+        ([rank()], rank(total_layers=5), "layers of the model: 4 at source 0, 5 at destination 0"),
+        ([rank()], rank(dtype="opaque"), "source 0 cannot serve destination 0.*dtype.*opaque"),
+    ],
+)
+def test_what_cannot_be_served_is_named(srcs: list[KVLayout], dst: KVLayout, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        route(srcs, [dst])
     assert caught.value.code == "layout-mismatch"
-    for word in words:
-        assert word in str(caught.value)
 
 
-def test_layers_that_no_source_holds_are_named() -> None:
-    srcs = [rank(layers=range(1)), rank(layers=range(3, 4))]
-    refused(srcs, [rank()], "layers: no source holds 1 to 2 of destination 0", "0 to 3")
-
-
-def test_heads_that_no_source_holds_are_named() -> None:
-    refused(tensor_parallel(4)[:3], [rank()], "heads: no source holds 6 to 7 of destination 0", "0 to 7")
-    srcs = [*tensor_parallel(2, layers=range(2)), rank(range(4), range(2, 4))]
-    refused(srcs, [rank()], "heads: no source holds 4 to 7 of destination 0 in layer 2")
-
-
-def test_slices_that_overlap_without_being_equal_are_named() -> None:
-    refused([rank(range(5)), rank(range(3, 8))], [rank()], "heads overlap", "source 0", "0 to 4", "3 to 7")
-    refused([rank(layers=range(3)), rank(layers=range(2, 4))], [rank()], "layers overlap", "0 to 2", "2 to 3")
-
-
-def test_ranks_of_other_models_are_named() -> None:
-    refused([rank()], [rank(total_heads=16)], "heads of the model: 8 at source 0, 16 at destination 0")
-    refused([rank()], [rank(total_layers=5)], "layers of the model: 4 at source 0, 5 at destination 0")
-
-
-def test_caches_that_cannot_be_bridged_are_named() -> None:
-    refused([rank()], [rank(dtype="opaque")], "source 0 cannot serve destination 0", "dtype", "opaque")
+def test_no_sources_are_refused() -> None:
+    with pytest.raises(UsageError, match="no source ranks"):
+        route([], [rank()])
 
 
 @pytest.mark.parametrize("load", [[1.0], [1.0, float("nan")], [1.0, -1.0]])
@@ -205,8 +163,3 @@ def test_a_load_that_does_not_fit_is_refused(load: list[float]) -> None:
     with pytest.raises(UsageError, match="2 sources") as caught:
         route(tensor_parallel(2), tensor_parallel(2), load=load)
     assert caught.value.code == "invalid-argument"
-
-
-def test_no_sources_are_refused() -> None:
-    with pytest.raises(UsageError, match="no source ranks"):
-        route([], [rank()])

@@ -45,34 +45,79 @@ def listed(pairs: Pairs) -> tuple[list[int], list[int], int]:
     return pairs.src_ids.tolist(), pairs.dst_ids.tolist(), pairs.num_fine
 
 
-# ---- whole tables ---------------------------------------------------------------------------------
+# ---- which units -----------------------------------------------------------------------------------
 
-
-def test_equal_pages_are_paired_block_by_block() -> None:
-    pairs = pair_units(pages(16), pages(16), table(7, 9, 7), table(3, 4, 5), None)
-    assert listed(pairs) == ([7, 9, 7], [3, 4, 5], 0)
-
-
-def test_empty_tables_make_no_pairs() -> None:
-    assert listed(pair_units(pages(16), pages(64), table(), table(), None)) == ([], [], 0)
-
-
-def test_small_pages_fill_parts_of_large_ones() -> None:
+HALF = pages(4, cp_rank=1, cp_size=2, cp_interleave=2)
+NULL = pages(16, null_block=0)
+SEVEN_IS_NULL = pages(2, null_block=7)
+PAIRED = {
+    "equal pages": (pages(16), pages(16), [7, 9, 7], [3, 4, 5], None, ([7, 9, 7], [3, 4, 5], 0)),
+    "empty tables": (pages(16), pages(64), [], [], None, ([], [], 0)),
     # Units of 16 tokens, 4 in a block of 64: block 3 has units 12 to 15.
-    pairs = pair_units(pages(16), pages(64), table(5, 6, 7, 8, 9, 10, 11, 12), table(3, 1), None)
-    assert listed(pairs) == ([5, 6, 7, 8, 9, 10, 11, 12], [12, 13, 14, 15, 4, 5, 6, 7], 0)
-
-
-def test_pages_that_do_not_divide_meet_in_their_common_divisor() -> None:
+    "parts of a large page": (
+        *(pages(16), pages(64), [5, 6, 7, 8, 9, 10, 11, 12], [3, 1], None),
+        ([5, 6, 7, 8, 9, 10, 11, 12], [12, 13, 14, 15, 4, 5, 6, 7], 0),
+    ),
     # 48 and 32 tokens: units of 16; 3 in a source block, 2 in a destination block.
-    pairs = pair_units(pages(48), pages(32), table(2, 0), table(10, 11, 12), None)
-    assert listed(pairs) == ([6, 7, 8, 0, 1, 2], [20, 21, 22, 23, 24, 25], 0)
+    "a common divisor": (
+        *(pages(48), pages(32), [2, 0], [10, 11, 12], None),
+        ([6, 7, 8, 0, 1, 2], [20, 21, 22, 23, 24, 25], 0),
+    ),
+    # Tokens 6 to 17 of pages of 4: tokens 6, 7 (block 9), units 8 to 15 (blocks 11, 2), 16, 17.
+    "ends of a range": (
+        *(pages(4), pages(4), [7, 9, 11, 2, 5], [0, 1, 2, 3, 4], range(6, 18)),
+        ([11, 2, 9 * 4 + 2, 9 * 4 + 3, 5 * 4, 5 * 4 + 1], [2, 3, 1 * 4 + 2, 1 * 4 + 3, 4 * 4, 4 * 4 + 1], 4),
+    ),
+    "a token of unlike pages": (pages(4), pages(6), [3, 8], [2], range(5, 6), ([33], [2 * 6 + 5], 1)),
+    "null blocks": (pages(4), SEVEN_IS_NULL, [1, 2], [7, 5, 7, 6], range(8), ([3, 5], [5, 6], 0)),
+    "fine null blocks": (
+        *(pages(4), SEVEN_IS_NULL, [1, 2], [7, 5, 7, 6], range(1, 7)),
+        ([3, 2 * 4 + 2], [5, 6 * 2], 1),
+    ),
+    # Rank 1 of 2 in turns of 2 tokens: sequence tokens 2, 3, 6, 7, 10, 11, 14, 15 are its 0 to 7.
+    # Units of the source: 10, 11, 12, 13; of the destination units 1, 3, 5, 7 of the sequence.
+    "an interleaved source": (
+        HALF,
+        pages(4),
+        [5, 6],
+        [1, 2, 3, 4],
+        None,
+        ([10, 11, 12, 13], [3, 5, 7, 9], 0),
+    ),
+    # Sequence tokens 0, 1, 4, 5: units 0 and 2 of block 3 (4 units), both units of block 9.
+    "an interleaved destination": (
+        *(pages(8), pages(4, cp_rank=0, cp_size=2, cp_interleave=2), [3], [9], None),
+        ([12, 14], [18, 19], 0),
+    ),
+    # Held: 3 (local 1), 6 (local 2), each without its neighbour.
+    "tokens of other ranks": (
+        *(HALF, pages(8), [5], [1], range(3, 7)),
+        ([5 * 4 + 1, 5 * 4 + 2], [8 + 3, 8 + 6], 2),
+    ),
+    # Of 12 tokens one by one: rank 1 of 2 has 1 3 5 7 9 11, rank 2 of 3 has 2 5 8 11.
+    # 5 is local 2 at the source (block 11) and 1 at the destination; 11 is 5 (block 12) and 3.
+    "different divisions": (
+        *(pages(2, cp_rank=1, cp_size=2), pages(4, cp_rank=2, cp_size=3), [10, 11, 12], [7], None),
+        ([22, 25], [29, 31], 0),
+    ),
+    # Local tokens 0 to 5 are tokens 2, 3, 6, 7, 10, 11: block 5 whole, then two tokens of block 6.
+    "equal ranks": (HALF, HALF, [5, 6], [8, 9], range(12), ([5, 24, 25], [8, 36, 37], 2)),
+}
+for tokens in (range(0), range(5, 5), range(99, 99), range(7, 3)):
+    PAIRED[f"no token: {tokens}"] = pages(4), pages(4), [1], [1], tokens, ([], [], 0)
 
 
-def test_tables_may_differ_by_less_than_a_page() -> None:
-    # 40 tokens: one block of 64, or three of 16 that end at 48.
-    pairs = pair_units(pages(64), pages(16), table(1), table(9, 8, 7), None)
-    assert listed(pairs) == ([4, 5, 6], [9, 8, 7], 0)
+@pytest.mark.parametrize("name", PAIRED)
+def test_units_are_paired(name: str) -> None:
+    src, dst, src_blocks, dst_blocks, tokens, expected = PAIRED[name]
+    assert listed(pair_units(src, dst, table(*src_blocks), table(*dst_blocks), tokens)) == expected
+
+
+def test_interleaved_tokens_have_units_of_their_turn() -> None:
+    assert unit_tokens(HALF, pages(4)) == 2
+
+
+# ---- what is refused ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -102,43 +147,6 @@ def test_tables_that_differ_by_a_page_are_refused(
 # ---- token ranges ---------------------------------------------------------------------------------
 
 
-def test_a_range_of_whole_units_has_no_fine_pairs() -> None:
-    pairs = pair_units(pages(16), pages(16), table(7, 9, 11), table(3, 4, 5), range(16, 48))
-    assert listed(pairs) == ([9, 11], [4, 5], 0)
-
-
-def test_the_ends_of_a_range_move_token_by_token() -> None:
-    # Tokens 6 to 17 of pages of 4: tokens 6, 7 (block 9), units 8 to 15 (blocks 11, 2), 16, 17.
-    pairs = pair_units(pages(4), pages(4), table(7, 9, 11, 2, 5), table(0, 1, 2, 3, 4), range(6, 18))
-    assert listed(pairs) == (
-        [11, 2, 9 * 4 + 2, 9 * 4 + 3, 5 * 4, 5 * 4 + 1],
-        [2, 3, 1 * 4 + 2, 1 * 4 + 3, 4 * 4, 4 * 4 + 1],
-        4,
-    )
-
-
-def test_fine_ids_count_tokens_of_each_ends_own_blocks() -> None:
-    # Units of 2; token 5 is block 1 token 1 of pages of 4, and block 0 token 5 of pages of 6.
-    pairs = pair_units(pages(4), pages(6), table(3, 8), table(2), range(4, 6))
-    assert listed(pairs) == ([16], [2 * 3 + 2], 0)
-    pairs = pair_units(pages(4), pages(6), table(3, 8), table(2), range(5, 6))
-    assert listed(pairs) == ([8 * 4 + 1], [2 * 6 + 5], 1)
-
-
-def test_a_range_within_one_unit_is_all_fine() -> None:
-    pairs = pair_units(pages(16), pages(16), table(1, 2), table(3, 4), range(17, 19))
-    assert listed(pairs) == ([33, 34], [65, 66], 2)
-
-
-def test_an_empty_range_moves_nothing_wherever_it_lies() -> None:
-    for tokens in (range(0), range(5, 5), range(99, 99), range(7, 3)):
-        assert listed(pair_units(pages(4), pages(4), table(1), table(1), tokens)) == ([], [], 0)
-
-
-def test_tables_of_a_range_may_differ_in_length() -> None:
-    assert listed(pair_units(pages(4), pages(4), table(1, 2, 3), table(9), range(4))) == ([1], [9], 0)
-
-
 def test_tokens_beyond_a_table_are_refused() -> None:
     with pytest.raises(
         UsageError, match=r"tokens 2 to 8 .* 2 blocks of 4 tokens at the destination"
@@ -158,32 +166,12 @@ def test_what_are_no_tokens_of_a_sequence_is_refused(tokens: Any) -> None:
 # ---- null blocks and ids --------------------------------------------------------------------------
 
 
-def test_null_destinations_take_nothing() -> None:
-    # A sliding window: the first blocks of the sequence are gone at both ends.
-    src, dst = pages(16, null_block=0), pages(16, null_block=0)
-    pairs = pair_units(src, dst, table(0, 0, 5, 6), table(0, 0, 8, 9), None)
-    assert listed(pairs) == ([5, 6], [8, 9], 0)
-
-
-def test_null_blocks_leave_out_all_their_units_and_tokens() -> None:
-    src, dst = pages(4), pages(2, null_block=7)
-    pairs = pair_units(src, dst, table(1, 2), table(7, 5, 7, 6), range(8))
-    assert listed(pairs) == ([3, 5], [5, 6], 0)
-    pairs = pair_units(src, dst, table(1, 2), table(7, 5, 7, 6), range(1, 7))
-    assert listed(pairs) == ([3, 2 * 4 + 2], [5, 6 * 2], 1)
-
-
 def test_a_null_source_of_a_real_destination_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"null block 0 of the source .* block 8 of the destination"
     ) as caught:
         pair_units(pages(16, null_block=0), pages(16, null_block=0), table(0, 5), table(8, 9), None)
     assert caught.value.code == "out-of-range"
-
-
-def test_a_null_source_outside_the_range_does_not_matter() -> None:
-    pairs = pair_units(pages(4, null_block=0), pages(4), table(0, 5), table(8, 9), range(4, 8))
-    assert listed(pairs) == ([5], [9], 0)
 
 
 @pytest.mark.parametrize(("src_tokens", "dst_tokens"), [(16, 16), (16, 32)])
@@ -211,78 +199,9 @@ def test_unit_ids_that_need_more_than_32_bits_are_refused() -> None:
 # ---- context parallelism --------------------------------------------------------------------------
 
 
-def test_interleaved_ranks_send_the_tokens_that_they_hold() -> None:
-    # Rank 1 of 2 in turns of 2 tokens: sequence tokens 2, 3, 6, 7, 10, 11, 14, 15 are its 0 to 7.
-    src = pages(4, cp_rank=1, cp_size=2, cp_interleave=2)
-    assert unit_tokens(src, pages(4)) == 2
-    pairs = pair_units(src, pages(4), table(5, 6), table(1, 2, 3, 4), None)
-    # Units of the source: 10, 11, 12, 13; of the destination units 1, 3, 5, 7 of the sequence.
-    assert listed(pairs) == ([10, 11, 12, 13], [3, 5, 7, 9], 0)
-
-
-def test_interleaved_destinations_take_their_tokens() -> None:
-    dst = pages(4, cp_rank=0, cp_size=2, cp_interleave=2)
-    pairs = pair_units(pages(8), dst, table(3), table(9), None)
-    # Sequence tokens 0, 1, 4, 5: units 0 and 2 of block 3 (4 units), both units of block 9.
-    assert listed(pairs) == ([12, 14], [18, 19], 0)
-
-
-def test_a_range_passes_over_tokens_of_other_ranks() -> None:
-    src = pages(4, cp_rank=1, cp_size=2, cp_interleave=2)
-    pairs = pair_units(src, pages(8), table(5), table(1), range(3, 7))
-    # Held: 3 (local 1), 6 (local 2), each without its neighbour.
-    assert listed(pairs) == ([5 * 4 + 1, 5 * 4 + 2], [8 + 3, 8 + 6], 2)
-
-
-def test_ranks_of_different_divisions_meet_in_common_tokens() -> None:
-    # Of 12 tokens one by one: rank 1 of 2 has 1 3 5 7 9 11, rank 2 of 3 has 2 5 8 11.
-    src = pages(2, cp_rank=1, cp_size=2)
-    dst = pages(4, cp_rank=2, cp_size=3)
-    pairs = pair_units(src, dst, table(10, 11, 12), table(7), None)
-    # 5 is local 2 at the source (block 11) and 1 at the destination; 11 is 5 (block 12) and 3.
-    assert listed(pairs) == ([22, 25], [29, 31], 0)
-    swapped = pair_units(dst, src, table(7), table(10, 11, 12), None)
-    assert listed(swapped) == ([29, 31], [22, 25], 0)
-
-
-def test_ranks_without_a_common_token_make_no_pairs() -> None:
-    src, dst = pages(4, cp_rank=0, cp_size=2), pages(4, cp_rank=1, cp_size=2)
-    assert listed(pair_units(src, dst, table(1, 2), table(3, 4), None)) == ([], [], 0)
-
-
-def test_equal_ranks_keep_their_local_order() -> None:
-    end = pages(4, cp_rank=1, cp_size=2, cp_interleave=2)
-    # Local tokens 0 to 5 are tokens 2, 3, 6, 7, 10, 11: block 5 whole, then two tokens of block 6.
-    pairs = pair_units(end, end, table(5, 6), table(8, 9), range(12))
-    assert listed(pairs) == ([5, 24, 25], [8, 36, 37], 2)
-    pairs = pair_units(end, end, table(5, 6), table(8, 9), range(7, 9))
-    assert listed(pairs) == ([23], [35], 1)
-
-
 def test_the_reach_of_a_rank_is_told_in_tokens_of_the_sequence() -> None:
     # One block of 4 of rank 0 of 2, in turns of 2: tokens 0, 1, 4, 5; token 8 has no place.
     src = pages(4, cp_rank=0, cp_size=2, cp_interleave=2)
     assert pair_units(src, pages(8), table(1), table(1), range(8)).num_fine == 0
     with pytest.raises(UsageError, match="1 block of 4 tokens at the source ends before token 8"):
         pair_units(src, pages(8), table(1), table(1, 2), range(9))
-
-
-# ---- many -----------------------------------------------------------------------------------------
-
-
-def test_long_fragmented_tables_agree_with_a_loop_over_tokens(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    src, dst = pages(48, num_blocks=4096), pages(32, num_blocks=4096)
-    src_blocks = rng.permutation(4096)[:683].astype(np.uint32)
-    dst_blocks = rng.permutation(4096)[:1024].astype(np.uint32)
-    pairs = pair_units(src, dst, src_blocks, dst_blocks, range(5, 32_760))
-    num_coarse = len(pairs.src_ids) - pairs.num_fine
-    moved = []
-    for k, (s, d) in enumerate(zip(pairs.src_ids.tolist(), pairs.dst_ids.tolist(), strict=True)):
-        for i in range(16 if k < num_coarse else 1):
-            moved.append((s * 16 + i, d * 16 + i) if k < num_coarse else (s, d))
-    wanted = [
-        (int(src_blocks[t // 48]) * 48 + t % 48, int(dst_blocks[t // 32]) * 32 + t % 32)
-        for t in range(5, 32_760)
-    ]
-    assert sorted(moved) == sorted(wanted)

@@ -276,21 +276,15 @@ async def test_who_waits_for_something_else_after_a_notification_has_the_thread_
     fetching.cancel()
 
 
-@pytest.mark.parametrize("key", [("handle", 1), ("peer", ANY)])
-async def test_a_loop_leaves_the_sockets_alone_for_other_waits(
-    ring: tuple[Any, Completions], key: tuple[str, int]
+@pytest.mark.parametrize(
+    ("key", "serves"), [(("handle", 1), True), (("peer", ANY), True), (NOTIFICATION, False)]
+)
+async def test_a_loop_leaves_the_sockets_alone_for_other_waits_and_where_they_are_the_threads(
+    ring: tuple[Any, Completions], key: tuple[str, int], serves: bool
 ) -> None:
     core, completions = ring
-    core.serves = True
+    core.serves = serves
     waiting = asyncio.create_task(completions.until(key, lambda: False))
-    await rest()
-    assert not watches_sockets(core)
-    waiting.cancel()
-
-
-async def test_a_loop_leaves_sockets_alone_that_are_the_threads(ring: tuple[Any, Completions]) -> None:
-    core, completions = ring
-    waiting = asyncio.create_task(completions.until(NOTIFICATION, lambda: False))
     await rest()
     assert not watches_sockets(core)
     waiting.cancel()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kvxfer.bench.compare.measure import CompareOptions
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.handover.measure import HandoverOptions
 from kvxfer.bench.latency.measure import LatencyOptions
@@ -13,6 +14,8 @@ from kvxfer.bench.scale.measure import ScaleOptions
 from kvxfer.bench.setup import measure as setup
 from kvxfer.bench.setup.measure import SetupOptions
 from kvxfer.bench.work.models import MODELS
+
+LAYOUTS = {"src_layout": "tp4", "dst_layout": "tp2"}
 
 
 @pytest.mark.parametrize(
@@ -26,6 +29,25 @@ from kvxfer.bench.work.models import MODELS
         (PagesOptions, {"transport": "unix"}, "use it with --memory foreign"),
         (PagesOptions, {"copy_threads": (1, 0)}, "--copy-threads must be at least 1, not 0"),
         (PagesOptions, {"copy_threads": ()}, "--copy-threads is empty"),
+        (
+            PagesOptions,
+            LAYOUTS | {"src_layout": "tp3"},
+            "known are tp1 tp2 tp4 tp8; nhd hnd; bf16",
+        ),
+        (PagesOptions, LAYOUTS | {"src_layout": "tp4+"}, "unknown name ''"),
+        (PagesOptions, LAYOUTS | {"src_layout": "tp2+tp4"}, "names 'tp2' and 'tp4': name only one tp"),
+        (
+            PagesOptions,
+            LAYOUTS | {"dst_layout": ""},
+            "--dst-layout is missing: name the layouts",
+        ),
+        (PagesOptions, LAYOUTS | {"shape": "GPT-2"}, "unknown model 'GPT-2'; known are Llama-3.1-8B"),
+        (PagesOptions, LAYOUTS | {"transport": "unix"}, "use it with --memory foreign"),
+        (CompareOptions, {"work": "sleep"}, "unknown --work 'sleep'; known are pages, latency, setup"),
+        (CompareOptions, {"against": ()}, "--against is empty"),
+        (CompareOptions, {"iterations": -1}, "--iterations must be at least 0, not -1"),
+        (CompareOptions, {"work": "latency", "nbytes": 12}, "--nbytes must be a multiple of 8, not 12"),
+        (CompareOptions, {"total_mib": 1, "block_kib": 1025}, "is too small for a page of 1025 KiB"),
         (LatencyOptions, {"nbytes": 12}, "--nbytes must be a multiple of 8, not 12"),
         (SetupOptions, {"idle_s": 0.0}, "--idle-s must be above 0 and at most 30, not 0"),
         (HandoverOptions, {"model": "GPT-2"}, "unknown model 'GPT-2'; known are Llama-3.1-8B"),
