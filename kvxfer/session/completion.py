@@ -464,6 +464,8 @@ class Completions:
             news = self.core.poll()
         except NativeError as error:
             self.check()
+            self.drain()  # an agent that has ended by itself is lost for all waiters, not for this one alone
+            self.check()
             raise translate(error) from None
         if news == _EVENTS:
             self.drain()
