@@ -38,7 +38,7 @@ _WAIT_S = 20.0
 _GRACE_S = 20.0
 _LOOK_S = 0.05
 # Agents report an end within half a second.
-_TOLD_S = 2.0
+_TOLD_S = 5.0
 
 
 def move(
@@ -193,10 +193,12 @@ def _with_both_ends(transfer: schema.Transfer, *clients: Client) -> schema.Trans
                 told = client.get_transfer(transfer.id)
             except ControlError:
                 continue  # the end is not reported yet; the bytes have moved
-            ends = {"source": transfer.source or told.source}
-            ends["destination"] = transfer.destination or told.destination
-            transfer = transfer.model_copy(update=ends)
-        if transfer.id == transfer.made_id or time.monotonic() > until_s:
+            known = {"source": transfer.source or told.source}
+            known["destination"] = transfer.destination or told.destination
+            # Its poster's daemon may not know yet how other daemons call it.
+            transfer = transfer.model_copy(update={**known, "id": told.id})
+        is_unposted = transfer.id == transfer.made_id and transfer.state != "done"
+        if is_unposted or time.monotonic() > until_s:
             break
         time.sleep(_LOOK_S)
     return transfer
