@@ -30,11 +30,11 @@ from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, SendWR
 
 DEVICE, GID_INDEX = "rxe1", 1
-VERSION = 5
+VERSION = 6
 HELLO, CHALLENGE, PROOF, RAIL_HELLO, RAIL_WELCOME = 1, 2, 3, 8, 9
 HEARTBEAT, HEARTBEAT_ACK, REGION, REGIONS_END = 16, 17, 24, 26
 #: The length of our fence words that the agent expects in a session whose ends do not announce more.
-FENCE_NBYTES = 16384 * 8
+FENCE_NBYTES = 65536 * 8
 #: Soft-RoCE has one budget of retries for all packets of a READ.
 READ_NBYTES = 4096
 READS = 16
