@@ -33,7 +33,7 @@ DEVICE, GID_INDEX = "rxe1", 1
 VERSION = 6
 HELLO, CHALLENGE, PROOF, RAIL_HELLO, RAIL_WELCOME = 1, 2, 3, 8, 9
 HEARTBEAT, HEARTBEAT_ACK, REGION, REGIONS_END = 16, 17, 24, 26
-#: The length of our fence words that the agent expects in a session whose ends do not announce more.
+#: The length of our fence words, as the agent expects it.
 FENCE_NBYTES = 65536 * 8
 #: Soft-RoCE has one budget of retries for all packets of a READ.
 READ_NBYTES = 4096
