@@ -593,14 +593,14 @@ class GpuCopyStream:
     def close(self) -> None:
         """Waits for submitted copies."""
 
-class DoorList:
-    """Prepared descriptors (native/door/descriptor_list.h)."""
+class PreparedList:
+    """Prepared descriptors (native/raw_agent/descriptor_list.h)."""
 
     def __len__(self) -> int: ...
     @property
     def num_grids(self) -> int: ...
 
-class DoorRequest:
+class RawRequest:
     """A request that pairs some of a remote agent's descriptors with ours; released when dropped."""
 
     def post(self, notify: bytes) -> Literal[0, 1]:
@@ -620,8 +620,8 @@ class DoorRequest:
     @property
     def ended_ns(self) -> int: ...
 
-class Door:
-    """native/door/agent.h. Rows are address, length and device: uint64 [N, 3].
+class RawAgent:
+    """native/raw_agent/agent.h. Rows are address, length and device: uint64 [N, 3].
 
     `prepare` also takes rows with a stride and a count: uint64 [N, 5].
     """
@@ -640,15 +640,15 @@ class Door:
     def connect(self, name: str) -> None: ...
     def is_connected(self, name: str) -> bool: ...
     def has_remote(self, name: str, rows: NDArray[np.uint64], is_gpu: bool) -> bool: ...
-    def prepare(self, of: str, rows: NDArray[np.uint64], is_gpu: bool) -> DoorList: ...
+    def prepare(self, of: str, rows: NDArray[np.uint64], is_gpu: bool) -> PreparedList: ...
     def make(
         self,
         is_write: bool,
-        local: DoorList,
+        local: PreparedList,
         local_entries: NDArray[np.uint32] | None,
-        remote: DoorList,
+        remote: PreparedList,
         remote_entries: NDArray[np.uint32] | None,
-    ) -> DoorRequest: ...
+    ) -> RawRequest: ...
     def tell(self, address: str, metadata: bytes) -> None: ...
     def ask(self, address: str, name: str) -> None: ...
     def withdraw(self, address: str) -> None: ...

@@ -41,7 +41,7 @@ from kvxfer.threads import in_thread
 
 if TYPE_CHECKING:
     from kvxfer._native import Event
-    from kvxfer.attachment.link import Attachment
+    from kvxfer.daemon_link.link import DaemonLink
     from kvxfer.session.stats import AgentStats
 
 
@@ -115,7 +115,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
         if secret is not None:
             options = replace(options, secret=secret)
         native = options.to_native()
-        from kvxfer.attachment.runtime_folder import socket_of  # by pathlib, as options' secrets
+        from kvxfer.daemon_link.runtime_folder import socket_of  # by pathlib, as options' secrets
 
         daemon = socket_of(options.daemon)
         if options.device is not None:
@@ -134,7 +134,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
             ) from None
         self._tls = native.get("tls")
         self._publication: Publication | None = None
-        self._attachment: Attachment | None = None
+        self._daemon_link: DaemonLink | None = None
         try:
             self._start(name, options, directory, metadata or {})
         except BaseException:
@@ -143,11 +143,11 @@ class Agent(Meeting, Moving, Receiving, Steering):
                 self._withdraw(0.0)
             raise
         if daemon is not None:
-            from kvxfer.attachment.link import Attachment
+            from kvxfer.daemon_link.link import DaemonLink
 
             parts = self._core, self._entry, options, self._peers, self._regions, self._drain
-            self._attachment = Attachment(daemon, *parts, agent=self)
-            self._attachment.begin()
+            self._daemon_link = DaemonLink(daemon, *parts, agent=self)
+            self._daemon_link.begin()
 
     def _start(
         self, name: str, options: AgentOptions, directory: Directory | None, metadata: Mapping[str, str]
@@ -332,8 +332,8 @@ class Agent(Meeting, Moving, Receiving, Steering):
             # memory.
             if self._core.ended:
                 self._shut()
-                if self._attachment is not None:
-                    self._attachment.end(timeout_s)
+                if self._daemon_link is not None:
+                    self._daemon_link.end(timeout_s)
 
     def _shut(self) -> None:
         self._regions.let_go()

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import kvxfer
-from kvxfer.attachment.link import LINK_THREAD
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.run.channel import Channel, Message
 from kvxfer.bench.run.endpoint import LEASE_S
 from kvxfer.bench.run.process import End
+from kvxfer.daemon_link.link import LINK_THREAD
 from kvxfer.testing.pair import connected_pair
 
 _TIMEOUT_S: Final = 60.0

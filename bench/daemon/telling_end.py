@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from kvxfer.attachment.frames import VERSION, FrameKind, frame, json_frame
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.run.channel import Channel, Message
 from kvxfer.bench.run.process import End
+from kvxfer.daemon_link.frames import VERSION, FrameKind, frame, json_frame
 from kvxfer.session.records import Record, encode
 
 _TIMEOUT_S: Final = 60.0
-# The interval at which agents report ended transfers (kvxfer/attachment/link.py).
+# The interval at which agents report ended transfers (kvxfer/daemon_link/link.py).
 _INTERVAL_S: Final = 0.05
 #: One in so many records is of a failed transfer, which is a topic of its own.
 FAILED_ONE_IN: Final = 100

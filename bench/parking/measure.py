@@ -25,7 +25,7 @@ from kvxfer.bench.run.process import Worker
 from kvxfer.bench.run.stats import MIB, median_ratio, spread
 from kvxfer.control.host_pool.page import Salt
 from kvxfer.control.host_pool.page_pool import PagePool
-from kvxfer.control.own_agent import OwnAgent, RemotePlace
+from kvxfer.control.own.own_agent import OwnAgent, RemotePlace
 from kvxfer.errors import invalid
 from kvxfer.options import default_copy_threads
 

@@ -1,4 +1,4 @@
-"""The names of NIXL 1.5.1's bindings, implemented by kvxfer's native door."""
+"""The names of NIXL 1.5.1's bindings, implemented by kvxfer's raw agent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from kvxfer.connectors.nixl.statuses import (
     nixlRepostActiveError,
     nixlUnknownError,
 )
-from kvxfer.door import Door, Request
+from kvxfer.raw_agent import RawAgent, Request
 
 DEFAULT_COMM_PORT = 8888
 HAVE_UCX_GPU_DEVICE_API = False
@@ -60,7 +60,7 @@ globals().update(nixl_cost_t.__members__)
 
 
 class nixlAgentConfig:
-    """The configuration of an agent. A door needs none of the threads, and telemetry costs it nothing."""
+    """The configuration of an agent. A raw agent needs none of the threads, and telemetry is free."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class nixlAgent:
         self._captures_telemetry = captures_telemetry(config.captureTelemetry)
         self._fetch_s = config.etcdWatchTimeout / 1e6
         self._store: MetadataStore | None = None
-        self._door = asked(lambda: Door(name, options, timeout_s, exchanges=exchanges))
+        self._raw_agent = asked(lambda: RawAgent(name, options, timeout_s, exchanges=exchanges))
         self._lock = threading.Lock()
         self._next = 1
         self._backends: dict[int, str] = {}
@@ -170,12 +170,12 @@ class nixlAgent:
         if descs.isEmpty():
             raise nixlBackendError("the list of memory to register is empty")
         is_gpu = self._kind(descs.getType())
-        asked(lambda: self._door.register(descs.rows, is_gpu=is_gpu))
+        asked(lambda: self._raw_agent.register(descs.rows, is_gpu=is_gpu))
         return nixl_status_t.NIXL_SUCCESS
 
     def deregisterMem(self, descs: nixlRegDList, backends: Sequence[int] = ()) -> nixl_status_t:
         is_gpu = self._kind(descs.getType())
-        asked(lambda: self._door.deregister(descs.rows, is_gpu=is_gpu))
+        asked(lambda: self._raw_agent.deregister(descs.rows, is_gpu=is_gpu))
         return nixl_status_t.NIXL_SUCCESS
 
     def queryMem(self, descs: nixlRegDList, backend: int) -> list[dict[str, str] | None]:
@@ -184,42 +184,42 @@ class nixlAgent:
     # ---- metadata
 
     def getLocalMD(self) -> bytes:
-        return self._door.metadata()
+        return self._raw_agent.metadata()
 
     def getLocalPartialMD(
         self, descs: nixlRegDList, inc_conn_info: bool = False, backends: Sequence[int] = ()
     ) -> bytes:
         is_gpu = self._kind(descs.getType())
         return asked(
-            lambda: self._door.metadata_of(descs.rows, is_gpu=is_gpu, with_address=bool(inc_conn_info))
+            lambda: self._raw_agent.metadata_of(descs.rows, is_gpu=is_gpu, with_address=bool(inc_conn_info))
         )
 
     def loadRemoteMD(self, metadata: bytes) -> bytes:
-        return asked(lambda: self._door.add_remote(metadata)).encode()
+        return asked(lambda: self._raw_agent.add_remote(metadata)).encode()
 
     def invalidateRemoteMD(self, agent: str | bytes) -> nixl_status_t:
         if self._store is not None:
             self._store.forget(_as_text(agent))
         try:
-            asked(lambda: self._door.remove_remote(_as_text(agent)))
+            asked(lambda: self._raw_agent.remove_remote(_as_text(agent)))
         except nixlNotFoundError:
             return nixl_status_t.NIXL_ERR_NOT_FOUND
         return nixl_status_t.NIXL_SUCCESS
 
     def checkRemoteMD(self, agent: str | bytes, descs: nixlXferDList) -> nixl_status_t:
         is_gpu = not descs.isEmpty() and self._kind(descs.getType())
-        known = self._door.has_remote(_as_text(agent), descs.rows, is_gpu=is_gpu)
+        known = self._raw_agent.has_remote(_as_text(agent), descs.rows, is_gpu=is_gpu)
         return nixl_status_t.NIXL_SUCCESS if known else nixl_status_t.NIXL_ERR_NOT_FOUND
 
     def makeConnection(self, agent: str | bytes, backends: Sequence[int] = ()) -> nixl_status_t:
-        asked(lambda: self._door.connect(_as_text(agent)))
+        asked(lambda: self._raw_agent.connect(_as_text(agent)))
         return nixl_status_t.NIXL_SUCCESS
 
     def _stored(self) -> MetadataStore:
         """Returns the store for metadata that are sent without an address; the first call makes it."""
         with self._lock:
             if self._store is None:
-                self._store = asked(lambda: metadata_store(self._door, self._name, self._fetch_s))
+                self._store = asked(lambda: metadata_store(self._raw_agent, self._name, self._fetch_s))
                 self._ends = weakref.finalize(self, self._store.close)
             return self._store
 
@@ -227,17 +227,17 @@ class nixlAgent:
         """Ends the agent. Like NIXL's agent, it also ends when it is no longer used."""
         if self._store is not None:
             self._ends()
-        self._door.close()
+        self._raw_agent.close()
 
     def invalidateLocalMD(self, ip_addr: str = "", port: int = 0) -> None:
         if ip_addr:
-            asked(lambda: self._door.withdraw(_address(ip_addr, port)))
+            asked(lambda: self._raw_agent.withdraw(_address(ip_addr, port)))
             return
-        self._door.invalidate()
+        self._raw_agent.invalidate()
         asked(self._stored().withdraw)
 
     def sendLocalMD(self, ip_addr: str = "", port: int = 0) -> None:
-        self._send(self._door.metadata(), ip_addr, port, WHOLE)
+        self._send(self._raw_agent.metadata(), ip_addr, port, WHOLE)
 
     def sendLocalPartialMD(
         self,
@@ -254,7 +254,7 @@ class nixlAgent:
 
     def _send(self, metadata: bytes, ip_addr: str, port: int, label: str) -> None:
         if ip_addr:
-            asked(lambda: self._door.tell(_address(ip_addr, port), metadata))
+            asked(lambda: self._raw_agent.tell(_address(ip_addr, port), metadata))
         else:
             asked(lambda: self._stored().send(label, metadata))
 
@@ -263,7 +263,7 @@ class nixlAgent:
     ) -> None:
         name = _as_text(remote_agent)
         if ip_addr:
-            asked(lambda: self._door.ask(_address(ip_addr, port), name))
+            asked(lambda: self._raw_agent.ask(_address(ip_addr, port), name))
         else:
             self._stored().fetch(name, label or WHOLE)
 
@@ -291,7 +291,7 @@ class nixlAgent:
         return self._prepare(agent, rows, self._kind(kind))
 
     def _prepared(self, agent: str, rows: Rows, is_gpu: bool) -> Any:
-        return asked(lambda: self._door.prepare(agent, rows, is_gpu=is_gpu))
+        return asked(lambda: self._raw_agent.prepare(agent, rows, is_gpu=is_gpu))
 
     def _prepare(self, agent: str, rows: Rows, is_gpu: bool) -> int:
         prepared = self._prepared(agent, rows, is_gpu)
@@ -349,7 +349,7 @@ class nixlAgent:
         notif_msg: bytes | str,
     ) -> int:
         made = asked(
-            lambda: self._door.make(
+            lambda: self._raw_agent.make(
                 near,
                 far,
                 is_write=operation == nixl_xfer_op_t.NIXL_WRITE,
@@ -420,12 +420,12 @@ class nixlAgent:
         self, notif_map: Mapping[str, Sequence[bytes]], backends: Sequence[int] = ()
     ) -> dict[str, list[bytes]]:
         out = {agent: list(told) for agent, told in notif_map.items()}
-        for agent, payload in self._door.take_notifications():
+        for agent, payload in self._raw_agent.take_notifications():
             out.setdefault(agent, []).append(payload)
         return out
 
     def genNotif(self, remote_agent: str | bytes, msg: bytes | str, backends: Any = ()) -> nixl_status_t:
-        asked(lambda: self._door.notify(_as_text(remote_agent), as_bytes(msg)))
+        asked(lambda: self._raw_agent.notify(_as_text(remote_agent), as_bytes(msg)))
         return nixl_status_t.NIXL_SUCCESS
 
     # ---- a GPU's own transfers

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer.connectors.nixl.statuses import nixl_mem_t, nixlInvalidParamError, nixlNotFoundError
-from kvxfer.door import rows_of
+from kvxfer.raw_agent import rows_of
 
 Rows = NDArray[np.uint64]
 

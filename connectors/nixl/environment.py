@@ -14,7 +14,7 @@ from kvxfer.options import AgentOptions
 
 if TYPE_CHECKING:
     from kvxfer.connectors.nixl.metadata_store import MetadataStore
-    from kvxfer.door import Door
+    from kvxfer.raw_agent import RawAgent
 
 _TRUE: Final = ("y", "yes", "on", "1", "true", "enable")
 _FALSE: Final = ("n", "no", "off", "0", "false", "disable")
@@ -85,7 +85,7 @@ def captures_telemetry(asked: bool) -> bool:
     return word.lower() in _TRUE
 
 
-def metadata_store(door: Door, name: str, wait_s: float) -> MetadataStore:
+def metadata_store(raw_agent: RawAgent, name: str, wait_s: float) -> MetadataStore:
     """Returns the store of metadata for agents that are named without an address.
 
     Parameters
@@ -111,11 +111,11 @@ def metadata_store(door: Door, name: str, wait_s: float) -> MetadataStore:
             from kvxfer.connectors.nixl.etcd_metadata import EtcdMetadata
 
             namespace = os.environ.get("NIXL_ETCD_NAMESPACE", "/nixl/agents")
-            return EtcdMetadata(door, name, wait_s, etcd, namespace)
+            return EtcdMetadata(raw_agent, name, wait_s, etcd, namespace)
         from kvxfer.connectors.nixl.tcp_store_metadata import TcpStoreMetadata
 
         assert tcp is not None
-        return TcpStoreMetadata(door, name, wait_s, tcp)
+        return TcpStoreMetadata(raw_agent, name, wait_s, tcp)
     except ImportError as error:
         package = "kvxfer[etcd]" if etcd else "torch"
         raise nixlNotSupportedError(

@@ -10,9 +10,9 @@ from typing import Final
 
 from kvxfer.connectors.nixl.metadata_store import MetadataStore
 from kvxfer.directory.etcd_gateway import Certificates, EtcdGateway, LeaseGoneError, Pair
-from kvxfer.door import Door
 from kvxfer.errors import KvxferError, PeerError, invalid
 from kvxfer.log import logger
+from kvxfer.raw_agent import RawAgent
 
 # How long the keys of a dead agent last; a living agent renews them three times as often.
 _TTL_S: Final = 10
@@ -39,7 +39,7 @@ class EtcdMetadata(MetadataStore):
         ``invalid-argument``: the endpoints are no URLs.
     """
 
-    def __init__(self, door: Door, name: str, wait_s: float, endpoints: str, namespace: str) -> None:
+    def __init__(self, raw_agent: RawAgent, name: str, wait_s: float, endpoints: str, namespace: str) -> None:
         urls = [url.strip() for url in endpoints.replace(";", ",").split(",") if url.strip()]
         schemes = {url.partition("://")[0] for url in urls}
         if len(schemes) != 1 or not schemes <= {"http", "https"}:
@@ -47,7 +47,7 @@ class EtcdMetadata(MetadataStore):
         servers = [url.partition("://")[2].rstrip("/") for url in urls]
         certificates = Certificates("", "", "") if schemes == {"https"} else None
         self._gateway = EtcdGateway(servers, certificates)
-        super().__init__(door, name, wait_s, self._gateway.where)
+        super().__init__(raw_agent, name, wait_s, self._gateway.where)
         self._namespace = namespace.rstrip("/")
         self._lease = 0
         self._kept: dict[str, bytes] = {}
@@ -189,13 +189,13 @@ class EtcdMetadata(MetadataStore):
 
     async def _lapse(self, agent: str) -> None:
         """Forgets an agent that is no longer in etcd, once no session with it is open."""
-        while self._door.is_connected(agent):  # noqa: ASYNC110 (the native side tells of no event)
+        while self._raw_agent.is_connected(agent):  # noqa: ASYNC110 (the native side tells of no event)
             await asyncio.sleep(_PAUSE_S)
         self._forget(agent)
 
     def _forget(self, agent: str) -> None:
         with suppress(KvxferError):  # it was never added
-            self._door.remove_remote(agent)
+            self._raw_agent.remove_remote(agent)
 
     async def _end(self) -> None:
         for followed in self._followed.values():

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from kvxfer.door import Door
 from kvxfer.errors import KvxferError, PeerError
 from kvxfer.log import logger
 from kvxfer.loop_thread import LoopThread
+from kvxfer.raw_agent import RawAgent
 
 #: The label of an agent's complete metadata; other labels hold metadata of some of its memory.
 WHOLE: Final = "metadata"
@@ -24,16 +24,16 @@ class MetadataStore:
 
     Parameters
     ----------
-    door, name
-        The agent's door and name.
+    raw_agent, name
+        The raw agent, and its name.
     wait_s
         How long a fetch waits for metadata.
     where
         The store's name in messages.
     """
 
-    def __init__(self, door: Door, name: str, wait_s: float, where: str) -> None:
-        self._door = door
+    def __init__(self, raw_agent: RawAgent, name: str, wait_s: float, where: str) -> None:
+        self._raw_agent = raw_agent
         self._own = name
         self._wait_s = wait_s
         self._where = where
@@ -84,7 +84,7 @@ class MetadataStore:
         must prove the secret before any byte moves.
         """
         try:
-            self._door.add_remote(metadata)
+            self._raw_agent.add_remote(metadata)
         except KvxferError as error:
             logger().warning("kvxfer: metadata of %s in %s cannot be used: %s", agent, self._where, error)
 

@@ -55,7 +55,7 @@ class nixl_status_t(_Number):
 
 
 class nixl_thread_sync_t(_Number):
-    """How callers' threads share an agent. All threads may use a door at once, whatever the setting."""
+    """How callers' threads share an agent. All threads may use a raw agent at once, whatever the setting."""
 
     NIXL_THREAD_SYNC_NONE = 0
     NIXL_THREAD_SYNC_STRICT = 1
@@ -146,7 +146,7 @@ _ERROR_OF: dict[str, type[NixlError]] = {
 
 
 def asked(call: Callable[[], T]) -> T:
-    """Returns the result of a call to the door; converts kvxfer's errors to NIXL's."""
+    """Returns the result of a call to the raw agent; converts kvxfer's errors to NIXL's."""
     try:
         return call()
     except KvxferError as error:

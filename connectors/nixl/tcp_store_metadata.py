@@ -10,8 +10,8 @@ from typing import Final
 from torch.distributed import TCPStore
 
 from kvxfer.connectors.nixl.metadata_store import MetadataStore
-from kvxfer.door import Door
 from kvxfer.errors import PeerError, invalid
+from kvxfer.raw_agent import RawAgent
 
 _ANSWER_S: Final = 5.0
 _PAUSE_S: Final = 0.05
@@ -31,11 +31,11 @@ class TcpStoreMetadata(MetadataStore):
         ``invalid-argument``: the endpoint is not of this form.
     """
 
-    def __init__(self, door: Door, name: str, wait_s: float, endpoint: str) -> None:
+    def __init__(self, raw_agent: RawAgent, name: str, wait_s: float, endpoint: str) -> None:
         host, _, port = endpoint.rpartition(":")
         if not host or not port.isdecimal():
             raise invalid(f"NIXL_TCPSTORE_ENDPOINT is {endpoint!r}: write HOST:PORT")
-        super().__init__(door, name, wait_s, f"the TCPStore at {endpoint}")
+        super().__init__(raw_agent, name, wait_s, f"the TCPStore at {endpoint}")
         self._place = (host.strip("[]"), int(port))
         self._store: TCPStore | None = None
         self._sent: set[str] = set()

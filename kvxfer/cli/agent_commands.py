@@ -23,7 +23,7 @@ from kvxfer.cli.asking import (
 from kvxfer.errors import invalid
 
 if TYPE_CHECKING:
-    from kvxfer.control.client import Client
+    from kvxfer.control.client.rest_client import Client
 
 
 def agents(

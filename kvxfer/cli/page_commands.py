@@ -28,7 +28,7 @@ from kvxfer.errors import invalid
 
 if TYPE_CHECKING:
     from kvxfer.control import schema
-    from kvxfer.control.client import Client
+    from kvxfer.control.client.rest_client import Client
 
 app = typer.Typer(invoke_without_command=True, epilog="kvxfer pages --tenant red\n\nkvxfer pages --pool")
 

@@ -11,7 +11,7 @@ from kvxfer.errors import invalid
 
 if TYPE_CHECKING:
     from kvxfer.control import schema
-    from kvxfer.control.client import Client
+    from kvxfer.control.client.rest_client import Client
 
 _MOST_BLOCKS = 65536
 _BLOCKS = re.compile(r"^(?P<place>.+):(?P<blocks>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)$")

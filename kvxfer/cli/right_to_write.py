@@ -13,7 +13,7 @@ from kvxfer.errors import TransferError
 if TYPE_CHECKING:
     from kvxfer.cli.region_place import PlacedRegion
     from kvxfer.control import schema
-    from kvxfer.control.client import Client
+    from kvxfer.control.client.rest_client import Client
 
 _LOOK_S = 0.05
 # Agents report a session within half a second.
@@ -51,7 +51,7 @@ def right_to_write(into: PlacedRegion, client: Client, writer: schema.Agent, ttl
 
 def revoke_quietly(client: Client, lease: str) -> None:
     """Ends a lease; reports a failure on stderr."""
-    from kvxfer.control.client_error import ControlError
+    from kvxfer.control.client.rest_client.client_error import ControlError
 
     try:
         client.revoke_lease(lease)

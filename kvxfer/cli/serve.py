@@ -106,7 +106,7 @@ def serve(
     if tls_client_ca is not None and tls_certificate is None:
         raise invalid("--tls-client-ca needs TLS: name --tls-certificate and --tls-key as well")
     gc.disable()  # as in kvxfer/control/__main__.py
-    from kvxfer.control.listening import Tls
+    from kvxfer.control.http.listening import Tls
     from kvxfer.control.serve import ServeOptions, role_files, run
 
     tls = None

@@ -25,7 +25,7 @@ from kvxfer.errors import invalid
 
 if TYPE_CHECKING:
     from kvxfer.control import schema
-    from kvxfer.control.client import Client
+    from kvxfer.control.client.rest_client import Client
 
 
 def tokens(

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from kvxfer.control import schema
-    from kvxfer.control.client import Client
-    from kvxfer.control.live_rates import LinkRate
+    from kvxfer.control.client.rest_client import Client
+    from kvxfer.control.transfers.live_rates import LinkRate
 
 _MOST_ENDED = 12
 _MOST_OPEN = 12
@@ -40,7 +40,7 @@ class Watch:
     """The content of events, which its own thread reads."""
 
     def __init__(self, client: Client) -> None:
-        from kvxfer.control.live_rates import LiveRates
+        from kvxfer.control.transfers.live_rates import LiveRates
 
         self._client = client
         self._lock = threading.Lock()
@@ -53,8 +53,8 @@ class Watch:
         threading.Thread(target=self._run, name="kvxfer-top", daemon=True).start()
 
     def _run(self) -> None:
-        from kvxfer.control.client_error import ControlError
-        from kvxfer.control.client_events import Missed
+        from kvxfer.control.client.rest_client.client_error import ControlError
+        from kvxfer.control.client.rest_client.client_events import Missed
 
         try:
             for event in self._client.events(topic=["transfers"]):
@@ -137,7 +137,7 @@ def _print_plain(client: Client, watch: Watch, interval_s: float, count: int, *,
 
 def _look(client: Client, watch: Watch) -> dict[str, Any]:
     """Returns the daemon's answers and the content of its events; failed answers are left out."""
-    from kvxfer.control.client_error import ControlError
+    from kvxfer.control.client.rest_client.client_error import ControlError
 
     links, ended, missed = watch.look()
     found: dict[str, Any] = {"at_s": time.time(), "missed_events": missed, "error": watch.error}

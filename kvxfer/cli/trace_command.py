@@ -57,7 +57,7 @@ def trace(
     """
     rows = _ask(request, daemon or [""], token_file, ca_file)
     if out is not None:
-        from kvxfer.control.perfetto import perfetto_of
+        from kvxfer.control.traces.perfetto import perfetto_of
 
         out.write_text(json_of.dumps(perfetto_of(rows)))
     if json:
@@ -69,7 +69,7 @@ def trace(
 
 def _ask(request: str, daemons: list[str], token_file: str, ca_file: str) -> list[schema.TraceRow]:
     """Returns rows of all daemons, without duplicates."""
-    from kvxfer.control.client_error import ControlError
+    from kvxfer.control.client.rest_client.client_error import ControlError
 
     found: dict[tuple[str, str, str, float], schema.TraceRow] = {}
     unknown: ControlError | None = None

@@ -27,7 +27,7 @@ from kvxfer.errors import invalid
 
 if TYPE_CHECKING:
     from kvxfer.control import schema
-    from kvxfer.control.client import Client
+    from kvxfer.control.client.rest_client import Client
 
 # The daemon's limit for one page of a list.
 _MOST_OPEN = 250
@@ -102,7 +102,7 @@ def _cancel(client: Client, transfer: str, as_json: bool) -> None:
 
 
 def _print_transfer(client: Client, id_: str, as_json: bool) -> None:
-    from kvxfer.control.client_error import ControlError
+    from kvxfer.control.client.rest_client.client_error import ControlError
 
     try:
         transfer = client.get_transfer(id_)

@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvxfer.control.client import AsyncClient as AsyncClient
-    from kvxfer.control.client import Client as Client
-    from kvxfer.control.client_error import ControlError as ControlError
-    from kvxfer.control.client_events import Missed as Missed
-    from kvxfer.control.client_exchange import Retry as Retry
-    from kvxfer.control.daemon_directory import DaemonDirectory as DaemonDirectory
+    from kvxfer.control.client.rest_client import AsyncClient as AsyncClient
+    from kvxfer.control.client.rest_client import Client as Client
+    from kvxfer.control.client.rest_client.client_error import ControlError as ControlError
+    from kvxfer.control.client.rest_client.client_events import Missed as Missed
+    from kvxfer.control.client.rest_client.client_exchange import Retry as Retry
+    from kvxfer.control.client.rest_client.daemon_directory import DaemonDirectory as DaemonDirectory
     from kvxfer.control.host_pool.page_layout import layout_digest as layout_digest
 
 # Loaded on demand: a program that only hands memory over needs none of the modules behind these.
 _PLACES = {
-    "AsyncClient": "client",
-    "Client": "client",
-    "ControlError": "client_error",
-    "DaemonDirectory": "daemon_directory",
-    "Missed": "client_events",
-    "Retry": "client_exchange",
+    "AsyncClient": "client.rest_client",
+    "Client": "client.rest_client",
+    "ControlError": "client.client_error",
+    "DaemonDirectory": "client.daemon_directory",
+    "Missed": "client.client_events",
+    "Retry": "client.client_exchange",
     "layout_digest": "host_pool.page_layout",
 }
 

@@ -12,7 +12,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the daemon; returns 2 if it cannot run as asked."""
     # Imported objects stay; collecting them now would take a tenth of the start. `run` collects once later.
     gc.disable()
-    from kvxfer.control.listening import DEFAULT_LISTEN, Tls
+    from kvxfer.control.http.listening import DEFAULT_LISTEN, Tls
     from kvxfer.control.serve import ServeOptions, role_files, run
     from kvxfer.errors import KvxferError
 

@@ -18,9 +18,9 @@ from uvicorn import Config
 
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.control.app.build import DaemonApp
-from kvxfer.control.descriptors import raise_limit
-from kvxfer.control.http_protocol import ACCEPTED_AT_ONCE, BoundedProtocol, QuietServer
-from kvxfer.control.listening import (
+from kvxfer.control.daemon.node import NodeDaemon, NodeOptions
+from kvxfer.control.http.http_protocol import ACCEPTED_AT_ONCE, BoundedProtocol, QuietServer
+from kvxfer.control.http.listening import (
     API_SOCKET,
     DEFAULT_LISTEN,
     Tls,
@@ -31,11 +31,11 @@ from kvxfer.control.listening import (
     parse_listen,
     require_safe,
 )
-from kvxfer.control.node import NodeDaemon, NodeOptions
-from kvxfer.control.rest_certificate import RestCertificate
-from kvxfer.control.spans import Spans
+from kvxfer.control.http.rest_certificate import RestCertificate
+from kvxfer.control.http.tls_handshakes import behind_tls
+from kvxfer.control.state.descriptors import raise_limit
 from kvxfer.control.state.transfer_table import CAPACITY
-from kvxfer.control.tls_door import behind_tls
+from kvxfer.control.traces.spans import Spans
 from kvxfer.errors import UsageError, invalid
 from kvxfer.log import logger
 from kvxfer.log_lines import FORMATS, write_to_stderr
@@ -150,7 +150,7 @@ def state_folder() -> Path:
 
 def _absolute(runtime: Path) -> Path:
     """Returns the absolute path of ``--runtime``; refuses one that is too long for a socket's path."""
-    from kvxfer.attachment.runtime_folder import SOCKET_NAME, checked
+    from kvxfer.daemon_link.runtime_folder import SOCKET_NAME, checked
 
     folder = runtime.absolute()
     try:
@@ -183,7 +183,7 @@ def _require_room(pool_gib: float) -> None:
 
 
 def _runtime_folder() -> Path:
-    from kvxfer.attachment.runtime_folder import runtime_folder
+    from kvxfer.daemon_link.runtime_folder import runtime_folder
 
     return runtime_folder()
 
@@ -309,7 +309,7 @@ def _opened(directory: str) -> MirroredDirectory | None:
         from kvxfer.directory.etcd import EtcdDirectory
 
         return EtcdDirectory(directory)
-    from kvxfer.control.daemon_directory import DaemonDirectory
+    from kvxfer.control.client.rest_client.daemon_directory import DaemonDirectory
 
     return DaemonDirectory(directory)
 
@@ -352,7 +352,7 @@ async def _add_own(
     """Makes the daemon's own agent, which attaches to it like other agents, and its pool."""
     # Loading takes as long as all the rest, so a thread does it, and requests are answered meanwhile.
     await asyncio.to_thread(_load_own, options.pool_gib > 0)
-    from kvxfer.control.own_agent import OwnAgent
+    from kvxfer.control.own.own_agent import OwnAgent
     from kvxfer.options import AgentOptions
 
     agent_options = AgentOptions(
@@ -373,7 +373,7 @@ async def _add_own(
         pool = PagePool(
             own,
             int(options.pool_gib * 2**30),
-            granter=daemon.attachments,
+            granter=daemon.links,
             on_parked=daemon.on_parked,
             on_dropped=daemon.on_dropped,
         )
@@ -386,8 +386,8 @@ async def _add_own(
 
 def _load_own(with_pool: bool) -> None:
     import kvxfer.agent
-    import kvxfer.control.handed_memory
-    import kvxfer.control.own_agent
+    import kvxfer.control.handed.handed_memory
+    import kvxfer.control.own.own_agent
 
     if with_pool:
         import kvxfer.control.host_pool.page_pool  # noqa: F401

@@ -85,7 +85,7 @@ NB_MODULE(_native, m) {
   define_transfer(m);
   define_transports(m);
   define_agent_core(m);
-  define_door(m);
+  define_raw_agent(m);
   define_execution(m);
   define_gpu(m);
   define_gpu_pool(m);

@@ -1,5 +1,5 @@
 // A backend of NIXL's own agent. NIXL_PLUGIN_DIR names its folder, "KVXFER" its type. It only converts; the
-// native door does the rest.
+// raw agent does the rest.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "door/agent.h"
+#include "raw_agent/agent.h"
 #include "kvxfer/transport_kind.h"
 #include "nixl_plugin/engine_interface.h"
 #include "nixl_plugin/secrets.h"
@@ -59,13 +59,13 @@ Answer answer_of(const Status& status) {
 MemoryKind kind_of(Segment segment) { return segment == kVram ? MemoryKind::kGpu : MemoryKind::kHost; }
 
 struct Memory final : Metadata {
-  Memory(bool is_own, const door::Descriptor& of, MemoryKind its_kind)
+  Memory(bool is_own, const raw_agent::Descriptor& of, MemoryKind its_kind)
       : Metadata(is_own), descriptor(of), kind(its_kind) {}
-  const door::Descriptor descriptor;
+  const raw_agent::Descriptor descriptor;
   const MemoryKind kind;
 };
 
-struct Posted final : Transfer { std::shared_ptr<door::Request> request; };
+struct Posted final : Transfer { std::shared_ptr<raw_agent::Request> request; };
 
 wire::Bytes bytes_of(const std::string& text) {
   const auto* const first = reinterpret_cast<const std::byte*>(text.data());
@@ -75,8 +75,8 @@ std::string text_of(const wire::Bytes& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-std::vector<door::Descriptor> descriptors_of(const List<Named>& list) {
-  std::vector<door::Descriptor> out;
+std::vector<raw_agent::Descriptor> descriptors_of(const List<Named>& list) {
+  std::vector<raw_agent::Descriptor> out;
   out.reserve(list.entries.size());
   for (const Named& each : list.entries) out.push_back({each.address, each.nbytes, each.device});
   return out;
@@ -112,20 +112,20 @@ class KvxferEngine final : public Engine {
       for (const TransportKind* const kind : transport_kinds())
         if (kind->is_default) runtime.transports.emplace_back(kind->name);
     const std::string timeout_s = setting("timeout_s", "KVXFER_NIXL_TIMEOUT_S", "120");
-    door::Options door;
-    door.advertise = setting("advertise", "KVXFER_NIXL_ADVERTISE", "");
+    raw_agent::Options asked;
+    asked.advertise = setting("advertise", "KVXFER_NIXL_ADVERTISE", "");
     char* end = nullptr;
     const double seconds = std::strtod(timeout_s.c_str(), &end);
     Status status;
     if (timeout_s.empty() || *end != '\0' || !(seconds > 0))
       status = {Code::kInvalidArgument, "timeout_s is '" + timeout_s + "', not a positive number of seconds"};
     else
-      door.timeout_ns = static_cast<Time>(std::min(seconds, kMostSeconds) * 1e9);
+      asked.timeout_ns = static_cast<Time>(std::min(seconds, kMostSeconds) * 1e9);
     if (status.ok()) status = find_secret(runtime);
     if (status.ok()) {
       Result<std::shared_ptr<Runtime>> made = Runtime::create(std::move(runtime));
       status = made.status();
-      if (status.ok()) agent = door::Agent::create(std::move(made).value(), std::move(door));
+      if (status.ok()) agent = raw_agent::Agent::create(std::move(made).value(), std::move(asked));
     }
     if (status.ok()) return;
     say(status.message() + named);
@@ -138,7 +138,7 @@ class KvxferEngine final : public Engine {
   Segments segments() const override { return {kDram}; }
 
   Answer register_memory(const Registered& memory, const Segment& segment, Metadata*& out) override {
-    const door::Descriptor descriptor{memory.address, memory.nbytes, memory.device};
+    const raw_agent::Descriptor descriptor{memory.address, memory.nbytes, memory.device};
     if (Status status = agent->register_memory({&descriptor, 1}, kind_of(segment)); !status.ok())
       return answer_of(status);
     out = new Memory(true, descriptor, kind_of(segment));
@@ -166,7 +166,7 @@ class KvxferEngine final : public Engine {
     if (!near.ok()) return answer_of(near.status());
     const auto far = agent->prepare(name, descriptors_of(remote), kind_of(remote.segment));
     if (!far.ok()) return answer_of(far.status());
-    auto made = agent->make(operation == kWrite ? door::Operation::kWrite : door::Operation::kRead,
+    auto made = agent->make(operation == kWrite ? raw_agent::Operation::kWrite : raw_agent::Operation::kRead,
                             *near.value(), {}, true, *far.value(), {}, true);
     if (!made.ok()) return answer_of(made.status());
     auto posted = std::make_unique<Posted>();
@@ -226,7 +226,7 @@ class KvxferEngine final : public Engine {
   }
 
  private:
-  std::unique_ptr<door::Agent> agent;
+  std::unique_ptr<raw_agent::Agent> agent;
 };
 
 Plugin plugin{

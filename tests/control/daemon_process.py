@@ -1,4 +1,4 @@
-"""A daemon's side of the attachment in a process of its own, to be stopped and killed.
+"""A daemon's end of the link in a process of its own, to be stopped and killed.
 
 It prints a line once it listens, and for each line that it reads one JSON object: of each agent by name, how
 many records came, and some of what it told.
@@ -16,8 +16,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Self
 
-from kvxfer.control.attached import Attached
-from kvxfer.control.attachments import Attachments
+from kvxfer.control.agents.agent_links import AgentLinks
+from kvxfer.control.agents.attached import Attached
 from kvxfer.session.records import Record
 from tests.fork_server import Forked
 
@@ -28,8 +28,8 @@ async def serve(folder: Path) -> None:
     def count(attached: Attached, told: list[Record]) -> None:
         records[attached.name] += len(told)
 
-    attachments = Attachments(folder, on_records=count, on_change=lambda attached, changed: None)
-    await attachments.start()
+    links = AgentLinks(folder, on_records=count, on_change=lambda attached, changed: None)
+    await links.start()
     print("ready", flush=True)
     loop = asyncio.get_running_loop()
     while await loop.run_in_executor(None, sys.stdin.readline):
@@ -41,10 +41,10 @@ async def serve(folder: Path) -> None:
                 "peers": attached.num_peers,
                 "draining": attached.draining,
             }
-            for attached in attachments.agents.values()
+            for attached in links.agents.values()
         }
         print(json.dumps(told), flush=True)
-    await attachments.aclose()
+    await links.aclose()
 
 
 class DaemonProcess:

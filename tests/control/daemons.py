@@ -1,4 +1,4 @@
-"""A daemon's side of the attachment, on its own loop and thread, so that agents and tests may block."""
+"""A daemon's end of the link, on its own loop and thread, so that agents and tests may block."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvxfer.control.attached import Attached
-from kvxfer.control.attachments import Attachments
+from kvxfer.control.agents.agent_links import AgentLinks
+from kvxfer.control.agents.attached import Attached
 from kvxfer.session.records import Record
 from tests.control.raw_ends import BOUND_S
 from tests.waiting import until
@@ -30,7 +30,7 @@ class Daemon:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="daemon")
         self._thread.start()
-        self.attachments: Attachments | None = None
+        self.links: AgentLinks | None = None
 
     def __enter__(self) -> Daemon:
         try:
@@ -52,15 +52,13 @@ class Daemon:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(BOUND_S)
 
     def start(self) -> None:
-        attachments = Attachments(
-            self.folder, on_records=self.on_records, on_change=self.on_change, **self._options
-        )
-        self.do(attachments.start())
-        self.attachments = attachments
+        links = AgentLinks(self.folder, on_records=self.on_records, on_change=self.on_change, **self._options)
+        self.do(links.start())
+        self.links = links
 
     def stop(self) -> None:
-        if self.attachments is not None:
-            self.do(self.attachments.aclose())
+        if self.links is not None:
+            self.do(self.links.aclose())
 
     def on_records(self, attached: Attached, records: list[Record]) -> None:
         self.records += [(attached.name, record) for record in records]
@@ -72,8 +70,8 @@ class Daemon:
         self.changes.append((attached.name, changed))
 
     def call(self, name: str, verb: str, **args: Any) -> dict[str, Any]:
-        assert self.attachments is not None
-        return self.do(self.attachments.call(self.agent(name).incarnation, verb, args, BOUND_S))
+        assert self.links is not None
+        return self.do(self.links.call(self.agent(name).incarnation, verb, args, BOUND_S))
 
     def agent(self, name: str) -> Attached:
         """Waits until the agent of that name is attached and has reported its state, and returns it."""
@@ -83,8 +81,8 @@ class Daemon:
         return found
 
     def find(self, name: str) -> Attached | None:
-        assert self.attachments is not None
-        for attached in list(self.attachments.agents.values()):
+        assert self.links is not None
+        for attached in list(self.links.agents.values()):
             if attached.name == name and (attached.stats or name.startswith("raw")):
                 return attached
         return None

@@ -17,7 +17,7 @@ from kvxfer.control.host_pool.page import PageKey, Salt
 from kvxfer.control.host_pool.page_layout import layout_digest
 from kvxfer.control.host_pool.page_leases import LeasedPages
 from kvxfer.control.host_pool.page_pool import PagePool, Parked
-from kvxfer.control.own_agent import OwnAgent, RemotePlace
+from kvxfer.control.own.own_agent import OwnAgent, RemotePlace
 from kvxfer.errors import PeerError
 from kvxfer.lease import Lease
 

@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 
 from kvxfer import KVLayout
-from kvxfer.control.hand_over import hand_over, shared_array
+from kvxfer.control.handed.hand_over import hand_over, shared_array
 
 
 def main(folder: str, name: str, seed: str, shape: str, axes: str) -> None:

@@ -1,4 +1,4 @@
-"""Either end of the attachment by hand: it can send what a real end never sends, or nothing."""
+"""Either end of the link by hand: it can send what a real end never sends, or nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from kvxfer.attachment.frames import VERSION, FrameKind, FrameReader, json_frame, message_of
+from kvxfer.daemon_link.frames import VERSION, FrameKind, FrameReader, json_frame, message_of
 
 BOUND_S = 30.0
 

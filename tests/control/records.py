@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvxfer.control.attached import Attached
+from kvxfer.control.agents.attached import Attached
 from kvxfer.session.records import Record
 
 

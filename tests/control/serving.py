@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from kvxfer.control.node import NodeDaemon
+from kvxfer.control.daemon.node import NodeDaemon
 from kvxfer.control.serve import ServeOptions, serve
 from tests.fork_server import Forked
 

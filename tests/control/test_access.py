@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvxfer.control.app.build import DaemonApp
-from kvxfer.control.problems import Refusal
+from kvxfer.control.schema.problems import Refusal
 from kvxfer.control.state.tokens import ROLES
 from kvxfer.control.state.transfer_table import Made
 from tests.control.serving import DIGEST, MOVE, SALT, Served, serving
@@ -239,7 +239,7 @@ async def test_a_tenants_token_sees_nothing_of_others(served: Served) -> None:
 
 
 async def test_tokens_that_have_expired_make_room(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvxfer.control.token_access.MAX_TOKENS", 4)  # the admin's is one
+    monkeypatch.setattr("kvxfer.control.daemon.token_access.MAX_TOKENS", 4)  # the admin's is one
     of_certificate = {"name": "c", "certificate": "DNS:c"}
     now_s = [time.time()]
     served.daemon.access._clock = lambda: now_s[0]

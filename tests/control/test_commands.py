@@ -24,8 +24,8 @@ from kvxfer.cli import app, top
 from kvxfer.cli.asking import in_bytes, in_time, plain
 from kvxfer.cli.region_place import Place
 from kvxfer.control import Client, ControlError, schema
-from kvxfer.control.hand_over import hand_over, shared_array
-from kvxfer.control.live_rates import LinkRate, LiveRates
+from kvxfer.control.handed.hand_over import hand_over, shared_array
+from kvxfer.control.transfers.live_rates import LinkRate, LiveRates
 from kvxfer.errors import UsageError
 from tests.control.serving import Program, program
 from tests.waiting import until

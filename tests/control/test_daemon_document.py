@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kvxfer.control.problems import STATUSES
+from kvxfer.control.schema.problems import STATUSES
 from kvxfer.control.state.transfer_counts import FAILURES, TransferCounts
 from kvxfer.errors import CODE_NAMES
 from tests.control.records import attached, record
@@ -27,12 +27,12 @@ async def test_each_figure_is_explained(served: Served) -> None:
     region = {"id": 1, "name": "kv", "nbytes": 100, "num_blocks": 10}
     lease = {"lease": "b1", "mode": "read", "num_blocks": 2, "region": 1, "state": "active"}
     agent = attached("a" * 32, "a", peers=[peer], regions=[region], leases=[lease])
-    served.daemon.attachments.agents[agent.incarnation] = agent
+    served.daemon.links.agents[agent.incarnation] = agent
     served.daemon.certificates.expires_at_s["rest"] = 1.0
     served.daemon.intake.records(agent, [record(posted_ns=1, begun_ns=2, first_piece_ns=3, ended_ns=4)])
     async with served.unix() as client:
         text = (await client.get("/metrics")).text
-    served.daemon.attachments.agents.clear()
+    served.daemon.links.agents.clear()
     assert 'kvxfer_exports_outstanding_bytes{agent="a"} 20.0' in text
     assert 'kvxfer_transfer_stage_seconds_count{role="source",stage="total",verb="write"} 1.0' in text
     shown = {name.removesuffix("_bucket") for name in re.findall(r"^(kvxfer_\w+)[{ ]", text, re.M)}

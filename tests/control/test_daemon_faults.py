@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from kvxfer import Agent, AgentOptions
-from kvxfer.attachment.frames import FrameKind, frame
+from kvxfer.daemon_link.frames import FrameKind, frame
 from kvxfer.session.records import RECORD_NBYTES, decode
 from kvxfer.testing.pair import Pair, connected_pair
 from tests.control.daemon_process import DaemonProcess
@@ -79,8 +79,8 @@ def move(pair: Pair, count: int) -> None:
 
 
 def link_of(agent: Agent) -> Any:
-    assert agent._attachment is not None
-    return agent._attachment._link
+    assert agent._daemon_link is not None
+    return agent._daemon_link._link
 
 
 # ---- hanging and dying ----------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_draining_outlives_the_daemon_that_asked(folder: Path) -> None:
 def test_records_are_not_made_for_a_daemon_that_stays_away(
     folder: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvxfer.attachment import link
+    from kvxfer.daemon_link import link
 
     monkeypatch.setattr(link, "_RECORDS_WANTED_S", 0.0)
     with Daemon(folder) as daemon:

@@ -359,7 +359,7 @@ def num_fds() -> int:
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Any:
     """Two agents that reconnect to the daemon quickly, and may write to each other."""
-    monkeypatch.setattr("kvxfer.attachment.link._LONGEST_RETRY_S", 0.2)
+    monkeypatch.setattr("kvxfer.daemon_link.link._LONGEST_RETRY_S", 0.2)
     # Neither loses the other if one of them gets no processor time for seconds.
     options = AgentOptions(daemon=str(tmp_path / "run"), daemon_may=MAY, silent_timeout_s=BOUND_S)
     with connected_pair(options) as made:

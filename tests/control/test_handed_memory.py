@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from kvxfer import KVLayout, KvxferError, PeerError, Region, UsageError
-from kvxfer.control import handed_memory
-from kvxfer.control.hand_over import HandedOver, hand_over, shared_array
-from kvxfer.control.handed_line import MAX_LINE_NBYTES, HandedLine
-from kvxfer.control.handed_memory import HandedMemory
-from kvxfer.control.own_agent import OwnAgent, RemotePlace
+from kvxfer.control.handed import handed_memory
+from kvxfer.control.handed.hand_over import HandedOver, hand_over, shared_array
+from kvxfer.control.handed.handed_line import MAX_LINE_NBYTES, HandedLine
+from kvxfer.control.handed.handed_memory import HandedMemory
+from kvxfer.control.own.own_agent import OwnAgent, RemotePlace
 from kvxfer.gpu import driver
 from tests.control.engines import BOUND_S, SALT, Daemon, options
 from tests.waiting import until_on_loop

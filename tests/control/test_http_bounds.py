@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvxfer.control import http_protocol
 from kvxfer.control.app import guard
+from kvxfer.control.http import http_protocol
 from tests.control.records import attached, record
 from tests.control.serving import BOUND_S, DIGEST, MOVE, SALT, Served, serving
 
@@ -265,7 +265,7 @@ FORBIDDEN = (
 
 async def test_no_address_is_dialled_that_is_not_allowed(served: Served) -> None:
     agent = "a" * 32
-    served.daemon.attachments.agents[agent] = attached(agent, "a")
+    served.daemon.links.agents[agent] = attached(agent, "a")
     async with served.unix() as client:
         for address in FORBIDDEN:
             dialled = {"remote_agent": address}
@@ -275,7 +275,7 @@ async def test_no_address_is_dialled_that_is_not_allowed(served: Served) -> None
             ):
                 answer = await client.post(path, json=asked)
                 assert answer.json()["code"] == "forbidden", (address, answer.text)
-    served.daemon.attachments.agents.clear()
+    served.daemon.links.agents.clear()
 
 
 async def test_a_body_that_is_not_said_to_be_json_is_told_so(served: Served) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import kvxfer
-from kvxfer.control.own_agent import OwnAgent
+from kvxfer.control.own.own_agent import OwnAgent
 from kvxfer.control.state.lease_counts import LeaseCounts
 from tests.control.engines import PATIENT
 from tests.control.serving import Served, serving
@@ -47,7 +47,7 @@ async def test_a_lease_that_ran_out_is_told_apart_from_one_that_was_revoked(tmp_
         options = kvxfer.AgentOptions(**PATIENT, daemon=str(tmp_path / "run"))
         async with kvxfer.Agent("a", options) as agent:
             region = agent.register("kv", np.zeros((4, 64), np.uint8))
-            attached = served.daemon.attachments.agents
+            attached = served.daemon.links.agents
             await until_on_loop(lambda: [each for each in attached.values() if each.leases_ended])
             late, early, gone = (region.grant(None, ttl_s=60) for _ in range(3))
             (told,) = attached.values()
@@ -69,7 +69,7 @@ async def test_a_lease_of_the_daemons_own_that_ran_out_has_expired(tmp_path: Pat
         served.daemon.add_own(own, None)
         memory = np.zeros((4, 64), np.uint8)
         own.register("kv", memory, kvxfer.KVLayout.from_tensor(memory, "bd"))
-        attached = served.daemon.attachments.agents
+        attached = served.daemon.links.agents
         await until_on_loop(lambda: [each for each in attached.values() if each.leases_ended])
         (told,) = attached.values()
         own.grant("kv", None, ttl_s=2.0)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvxfer.control.arrival_log import MOST_LINES, ArrivalLog
-from kvxfer.control.failure_log import FailureLog
+from kvxfer.control.agents.arrival_log import MOST_LINES, ArrivalLog
 from kvxfer.control.state.transfer_table import End
+from kvxfer.control.transfers.failure_log import FailureLog
 from kvxfer.errors import PeerError
 from kvxfer.log_lines import JsonLines, PlainLines
 from tests.control.records import attached, record

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvxfer import AgentOptions, UsageError
-from kvxfer.control.own_agent import OwnAgent
+from kvxfer.control.own.own_agent import OwnAgent
 from kvxfer.errors import PeerError
 from tests.control.engines import MakeDaemon, MakeEngine, options, parked
 

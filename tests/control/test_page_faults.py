@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvxfer import KvxferError, LeaseToken, Region, TransferError
 from kvxfer.control.host_pool.page import PageKey
 from kvxfer.control.host_pool.page_pool import Parked
-from kvxfer.control.own_agent import RemotePlace
+from kvxfer.control.own.own_agent import RemotePlace
 from kvxfer.errors import ExhaustedError, PeerError
 from tests.control.engines import (
     BOUND_S,

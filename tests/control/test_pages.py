@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvxfer import Agent, KVLayout, LeaseToken, RegionDescriptor, TransferError, UsageError
 from kvxfer.control.host_pool.page_layout import page_nbytes
 from kvxfer.control.host_pool.page_pool import Parked
-from kvxfer.control.own_agent import RemotePlace
+from kvxfer.control.own.own_agent import RemotePlace
 from tests.control.engines import (
     BOUND_S,
     SALT,

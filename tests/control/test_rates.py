@@ -8,12 +8,12 @@ import random
 
 import pytest
 
-from kvxfer.control.problems import Refusal
+from kvxfer.control.schema.problems import Refusal
 from kvxfer.control.state.byte_rates import BURST_S, ByteRates
 from kvxfer.control.state.event_log import _MOST_ENCODED, EventLog, Wanted
 from kvxfer.control.state.lease_counts import LeaseCounts
 from kvxfer.control.state.rates import OpenCounts, Rates
-from kvxfer.control.tenant_gate import TenantGate
+from kvxfer.control.transfers.tenant_gate import TenantGate
 
 
 def test_requests_have_a_burst_and_then_a_rate(seed: int) -> None:

@@ -22,8 +22,8 @@ import pytest
 from cryptography import x509
 
 from kvxfer.control import Client, ControlError, schema
-from kvxfer.control.shown_certificates import ShownCertificates, expiry_of
-from kvxfer.control.state.client_certificate import ClientCertificate, plain_name
+from kvxfer.control.http.shown_certificates import ShownCertificates, expiry_of
+from kvxfer.control.schema.client_certificate import ClientCertificate, plain_name
 from kvxfer.control.state.tokens import TokenRecord, Tokens
 from tests.certificates import Authority as AgentAuthority
 from tests.control.authority import Authority

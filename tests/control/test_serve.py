@@ -20,8 +20,8 @@ import pytest
 
 from kvxfer.control import serve as module
 from kvxfer.control.__main__ import main
-from kvxfer.control.http_protocol import QuietServer
-from kvxfer.control.listening import parse_listen, require_safe
+from kvxfer.control.http.http_protocol import QuietServer
+from kvxfer.control.http.listening import parse_listen, require_safe
 from tests.control.authority import Authority, openssl
 from tests.control.serving import BOUND_S, DIGEST, options, program, reasons_of, serving
 from tests.waiting import until_on_loop

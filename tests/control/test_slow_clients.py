@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvxfer.control.http_protocol import ACCEPTED_AT_ONCE, MOST_CONNECTIONS
+from kvxfer.control.http.http_protocol import ACCEPTED_AT_ONCE, MOST_CONNECTIONS
 from tests.control.authority import Authority
 from tests.control.serving import BOUND_S, Program, program
 from tests.waiting import until

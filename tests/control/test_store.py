@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from kvxfer.control.audit_log import AuditLog
-from kvxfer.control.problems import Refusal
+from kvxfer.control.daemon.audit_log import AuditLog
+from kvxfer.control.schema.problems import Refusal
 from kvxfer.control.state import answers as module
 from kvxfer.control.state.answers import KEPT_S, Answer, Answers, fingerprint
 from kvxfer.control.state.store import Store

@@ -238,7 +238,7 @@ def tracer(url: str, token: str, service: str, compression: Any) -> Iterator[Any
 def test_spans_that_are_not_taken_are_counted() -> None:
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp_messages
 
-    from kvxfer.control import otlp
+    from kvxfer.control.traces import otlp
 
     told = otlp_messages.ExportTraceServiceRequest()
     spans = told.resource_spans.add().scope_spans.add().spans

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import kvxfer
-from kvxfer.control.hand_over import hand_over
-from kvxfer.control.handed_memory import HandedMemory
-from kvxfer.control.own_agent import OwnAgent
+from kvxfer.control.handed.hand_over import hand_over
+from kvxfer.control.handed.handed_memory import HandedMemory
+from kvxfer.control.own.own_agent import OwnAgent
 from tests.waiting import until_on_loop
 
 pytestmark = pytest.mark.gpu

@@ -265,7 +265,7 @@ time.sleep(600)
 
 def test_agents_exchange_metadata_by_their_own_way() -> None:
     ends = [End(name, enable_listen_thread=True, listen_port=0) for name in ("one", "another")]
-    ports = [end.agent.agent._door.port for end in ends]
+    ports = [end.agent.agent._raw_agent.port for end in ends]
     one, another = ends
 
     def comes(end: End, name: str, wanted: bool) -> None:
@@ -282,8 +282,8 @@ def test_agents_exchange_metadata_by_their_own_way() -> None:
     # An agent without a listening thread hands its metadata to nobody that asks.
     closed = End("closed")
     assert not closed.agent.check_remote_metadata("one")
-    one.agent.fetch_remote_metadata("closed", "127.0.0.1", closed.agent.agent._door.port)
-    one.agent.send_local_metadata("127.0.0.1", closed.agent.agent._door.port)
+    one.agent.fetch_remote_metadata("closed", "127.0.0.1", closed.agent.agent._raw_agent.port)
+    one.agent.send_local_metadata("127.0.0.1", closed.agent.agent._raw_agent.port)
     one.agent.fetch_remote_metadata("another", "127.0.0.1", ports[1])
     comes(one, "another", True)
     assert not one.agent.check_remote_metadata("closed")

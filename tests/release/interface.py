@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from kvxfer._native import CODES
-from kvxfer.attachment import frames
 from kvxfer.connectors.common.metric_table import METRICS
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.control.app.build import DaemonApp
-from kvxfer.control.scrape import Metrics
+from kvxfer.control.app.scrape import Metrics
+from kvxfer.daemon_link import frames
 from tests.control.serving import serving
 
 ROOT: Final = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ MODULES: Final[dict[str, tuple[str, ...]]] = {
         *("AsyncClient", "Client", "ControlError", "DaemonDirectory", "Missed", "Retry"),
         "layout_digest",
     ),
-    "kvxfer.control.hand_over": ("HandedOver", "hand_over", "shared_array"),
+    "kvxfer.control.handed.hand_over": ("HandedOver", "hand_over", "shared_array"),
     "kvxfer.directory": (),
     "kvxfer.directory.etcd": ("EtcdDirectory",),
     "kvxfer.engine_layouts": ("opaque_rows", "sglang", "trtllm", "vllm", "vllm_group"),
@@ -331,7 +331,7 @@ def _others() -> Iterator[tuple[str, dict[str, str]]]:
     )
     spoken = {str(number): "spoken" for number in range(oldest, newest + 1)}
     yield "protocol between agents", {"is": "protocol", **spoken}
-    yield "protocol of the attachment", {"is": "protocol", str(frames.VERSION): "spoken"}
+    yield "protocol of daemon links", {"is": "protocol", str(frames.VERSION): "spoken"}
     yield "error codes", {"is": "words", **dict.fromkeys(CODES, "code")}
     fields = Settings.model_fields.items()
     needs = {name: "required" if each.is_required() else "may be left out" for name, each in fields}

@@ -258,7 +258,7 @@ MAY = {
     "kvxfer::fabric::Endpoint::": "nine letters fit into a string itself",
     "kvxfer::FaultyTransport::": "faults are injected by tests alone",
     "kvxfer::Runtime::~Runtime": "closes an agent that nobody has closed",
-    "kvxfer::door::Agent::~Agent": "the same",
+    "kvxfer::raw_agent::Agent::~Agent": "the same",
 }
 
 SAMPLE = """

@@ -33,11 +33,12 @@ WRONG = {
     "memory": ("memory/pool.py", "from kvxfer import plan"),
     "plan": ("plan/units.py", "import kvxfer._native"),
     "directory": ("directory/entry.py", "from kvxfer.layout import kv_layout"),
-    "attachment": ("attachment/frames.py", "from kvxfer.peer import Peer"),
+    "daemon-link": ("daemon_link/frames.py", "from kvxfer.peer import Peer"),
     "above": ("session/posting.py", "if TYPE_CHECKING:\n    from kvxfer.agent import Agent"),
     "native": ("connectors/common/mail.py", "def late():\n    from kvxfer._native import CODES"),
     "pure": ("memory/topology.py", "import socket"),
     "numpy": ("layout/tensor.py", "import torch"),
+    "control": ("control/state/reserve.py", "import kvxfer.control.daemon.node"),
     "host-pool": ("control/host_pool/tenants.py", "from kvxfer.control.host_pool import page_pool"),
     "connectors": ("connectors/nixl/__init__.py", "import kvxfer.connectors.vllm"),
     "engines": ("connectors/common/step.py", "import tensorrt_llm.bindings"),
@@ -109,7 +110,7 @@ def test_what_connectors_share_names_no_engine() -> None:
 
 # ---- native code ----------------------------------------------------------------------------------
 
-OUTSIDE_TRANSPORTS = ("core", "bindings", "door", "include", "gpu")
+OUTSIDE_TRANSPORTS = ("core", "bindings", "raw_agent", "include", "gpu")
 
 
 def below_the_engine(*folders: str) -> str:
@@ -120,16 +121,16 @@ def below_the_engine(*folders: str) -> str:
 MAY_INCLUDE = {
     "include": r"kvxfer/",
     "gpu": r"(gpu|kvxfer)/",
-    "core": r"(?!transports/|door/)",
+    "core": r"(?!transports/|raw_agent/)",
     "core/system": below_the_engine("system"),
     "core/tls": below_the_engine("tls"),
     "core/control": below_the_engine("control", "system", "tls"),
     "core/copy": below_the_engine("copy", "control", "system", "tls"),
     "core/engine": r"(?!core/(engine|runtime)\.h$)",
     "core/runtime": r"(?!core/runtime\.h$)",
-    "door": r"(core|door|kvxfer)/",
-    "bindings": r"(core|door|gpu|kvxfer|bindings)/|[^/]+$",
-    "transports": r"(?!core/runtime|core/engine|bindings/|door/)",
+    "raw_agent": r"(core|raw_agent|kvxfer)/",
+    "bindings": r"(core|raw_agent|gpu|kvxfer|bindings)/|[^/]+$",
+    "transports": r"(?!core/runtime|core/engine|bindings/|raw_agent/)",
     **{
         f"transports/{path.name}": rf"transports/({path.name}|common|fabric|stream)/|(?!transports/)"
         for path in (NATIVE / "transports").iterdir()

@@ -8,7 +8,7 @@ from fastapi import Path, Query, Request
 
 from kvxfer.control import schema
 from kvxfer.control.app.api import Api
-from kvxfer.control.node import NodeDaemon
+from kvxfer.control.daemon.node import NodeDaemon
 
 Item = TypeVar("Item")
 AgentId = Annotated[

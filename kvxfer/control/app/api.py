@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 
-from kvxfer.control.audit_log import Need
-from kvxfer.control.problems import Refusal
+from kvxfer.control.daemon.audit_log import Need
+from kvxfer.control.schema.problems import Refusal
 from kvxfer.control.state.tokens import ROLES, Caller
 
 if TYPE_CHECKING:

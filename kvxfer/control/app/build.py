@@ -16,15 +16,15 @@ from kvxfer.control.app.event_routes import add_events
 from kvxfer.control.app.guard import Guard
 from kvxfer.control.app.lease_routes import add_leases
 from kvxfer.control.app.node_routes import add_node
-from kvxfer.control.app.page_files import PageFiles
 from kvxfer.control.app.page_routes import add_pages
 from kvxfer.control.app.problem_answers import add_problems
+from kvxfer.control.app.scrape import Metrics
 from kvxfer.control.app.token_routes import add_tokens
 from kvxfer.control.app.trace_routes import add_traces
 from kvxfer.control.app.transfer_routes import add_transfers
-from kvxfer.control.node import NodeDaemon
+from kvxfer.control.app.web_files import PageFiles
+from kvxfer.control.daemon.node import NodeDaemon
 from kvxfer.control.schema import Problem
-from kvxfer.control.scrape import Metrics
 
 
 class DaemonApp:

@@ -12,8 +12,8 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from kvxfer.control.app.problem_answers import as_refusal
-from kvxfer.control.audit_log import AuditLog, Need
-from kvxfer.control.problems import Refusal
+from kvxfer.control.daemon.audit_log import AuditLog, Need
+from kvxfer.control.schema.problems import Refusal
 from kvxfer.control.state.answers import Answer, Answers, fingerprint
 from kvxfer.control.state.tokens import Caller
 

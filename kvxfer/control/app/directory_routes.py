@@ -9,7 +9,7 @@ from fastapi import Path, Query, Request
 from kvxfer.control import schema
 from kvxfer.control.app.agent_routes import Limit
 from kvxfer.control.app.api import Api
-from kvxfer.control.node import NodeDaemon
+from kvxfer.control.daemon.node import NodeDaemon
 from kvxfer.control.schema.directory_models import Incarnation
 
 

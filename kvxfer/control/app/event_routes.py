@@ -12,8 +12,8 @@ from starlette.responses import StreamingResponse
 
 from kvxfer.control import schema
 from kvxfer.control.app.api import Api, caller_of
-from kvxfer.control.node import NodeDaemon
-from kvxfer.control.problems import Refusal
+from kvxfer.control.daemon.node import NodeDaemon
+from kvxfer.control.schema.problems import Refusal
 from kvxfer.control.state.event_log import Wanted
 from kvxfer.control.state.rates import OpenCounts
 from kvxfer.control.state.tokens import Caller

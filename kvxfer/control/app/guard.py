@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 from starlette.requests import ClientDisconnect
 
 from kvxfer.control.app.problem_answers import problem
-from kvxfer.control.descriptors import at_most
-from kvxfer.control.http_protocol import MOST_CONNECTIONS
-from kvxfer.control.problems import Refusal
-from kvxfer.control.state.client_certificate import ClientCertificate
+from kvxfer.control.daemon.token_access import Access
+from kvxfer.control.http.http_protocol import MOST_CONNECTIONS
+from kvxfer.control.schema.client_certificate import ClientCertificate
+from kvxfer.control.schema.problems import Refusal
+from kvxfer.control.state.descriptors import at_most
 from kvxfer.control.state.rates import OpenCounts, Rates
 from kvxfer.control.state.tokens import Caller
-from kvxfer.control.token_access import Access
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -9,7 +9,7 @@ from fastapi import Path, Request
 from kvxfer.control import schema
 from kvxfer.control.app.agent_routes import AgentFilter, Cursor, Limit, paged
 from kvxfer.control.app.api import Api
-from kvxfer.control.node import NodeDaemon
+from kvxfer.control.daemon.node import NodeDaemon
 
 LeaseId = Annotated[str, Path(min_length=1, max_length=128)]
 

@@ -8,7 +8,7 @@ from fastapi import Query, Request, Response
 
 from kvxfer.control import schema
 from kvxfer.control.app.api import Api, caller_of
-from kvxfer.control.node import NodeDaemon
+from kvxfer.control.daemon.node import NodeDaemon
 
 
 def add_node(api: Api, daemon: NodeDaemon) -> None:

@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from kvxfer.control.agent_errors import AgentGone, CallRefused
-from kvxfer.control.problems import TITLES, Refusal
+from kvxfer.control.agents.agent_errors import AgentGone, CallRefused
+from kvxfer.control.schema.problems import TITLES, Refusal
 from kvxfer.errors import KvxferError
 from kvxfer.log import logger
 

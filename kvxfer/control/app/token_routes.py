@@ -9,7 +9,7 @@ from fastapi import Path, Request
 from kvxfer.control import schema
 from kvxfer.control.app.agent_routes import Cursor, Limit, paged
 from kvxfer.control.app.api import Api, caller_of
-from kvxfer.control.node import NodeDaemon
+from kvxfer.control.daemon.node import NodeDaemon
 
 
 def add_tokens(api: Api, daemon: NodeDaemon) -> None:

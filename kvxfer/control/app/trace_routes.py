@@ -8,11 +8,12 @@ from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Query, Request, Response
 
-from kvxfer.control import otlp, schema
+from kvxfer.control import schema
 from kvxfer.control.app.api import Api, caller_of
-from kvxfer.control.node import NodeDaemon
-from kvxfer.control.perfetto import perfetto_of
-from kvxfer.control.problems import Refusal
+from kvxfer.control.daemon.node import NodeDaemon
+from kvxfer.control.schema.problems import Refusal
+from kvxfer.control.traces import otlp
+from kvxfer.control.traces.perfetto import perfetto_of
 
 Answer = TypeVar("Answer")
 

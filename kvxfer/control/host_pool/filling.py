@@ -15,7 +15,7 @@ from kvxfer.control.host_pool.page_sources import BorrowedLease, PageSource, Pag
 from kvxfer.control.host_pool.pool_jobs import PoolJobs
 from kvxfer.control.host_pool.pool_regions import PoolRegions
 from kvxfer.control.host_pool.time_left import TimeLeft
-from kvxfer.control.own_agent import OwnAgent
+from kvxfer.control.own.own_agent import OwnAgent
 from kvxfer.lease_token import LeaseToken
 from kvxfer.transfer import Transfer
 

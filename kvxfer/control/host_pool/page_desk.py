@@ -8,15 +8,15 @@ from hashlib import blake2b
 
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.control import schema
-from kvxfer.control.agent_view import AgentView
-from kvxfer.control.dial_check import require_allowed
+from kvxfer.control.agents.agent_view import AgentView
+from kvxfer.control.agents.dial_check import require_allowed
 from kvxfer.control.host_pool.page import PageKey, Salt
 from kvxfer.control.host_pool.page_leases import PageLease
 from kvxfer.control.host_pool.page_pool import PagePool
-from kvxfer.control.own_agent import RemotePlace
-from kvxfer.control.problems import Refusal
+from kvxfer.control.own.own_agent import RemotePlace
+from kvxfer.control.schema.problems import Refusal
 from kvxfer.control.state.store import Store
-from kvxfer.control.tenant_gate import TenantGate
+from kvxfer.control.transfers.tenant_gate import TenantGate
 from kvxfer.errors import UsageError
 from kvxfer.lease_token import LeaseToken
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from kvxfer.control.host_pool.page import Page, PageKey
 from kvxfer.control.host_pool.page_index import PageIndex
 from kvxfer.control.host_pool.pool_regions import PoolRegions
-from kvxfer.control.own_agent import OwnAgent
-from kvxfer.control.own_leases import OwnLease
+from kvxfer.control.own.own_agent import OwnAgent
+from kvxfer.control.own.own_leases import OwnLease
 from kvxfer.errors import TransferError
 from kvxfer.lease_token import LeaseToken
 from kvxfer.region import RegionDescriptor

@@ -19,7 +19,7 @@ from kvxfer.control.host_pool.page_sources import Granter, PageSources
 from kvxfer.control.host_pool.pool_jobs import PoolJobs
 from kvxfer.control.host_pool.pool_regions import PoolRegions
 from kvxfer.control.host_pool.time_left import TimeLeft
-from kvxfer.control.own_agent import OwnAgent, RemotePlace
+from kvxfer.control.own.own_agent import OwnAgent, RemotePlace
 from kvxfer.errors import UsageError, invalid
 from kvxfer.lease_token import LeaseToken
 from kvxfer.memory.pool import Pool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from kvxfer.control.own_agent import OwnAgent, RemotePlace
+from kvxfer.control.own.own_agent import OwnAgent, RemotePlace
 from kvxfer.errors import UsageError, invalid
 from kvxfer.lease_token import LeaseToken
 from kvxfer.log import logger
@@ -28,7 +28,7 @@ class AttachedAgent(Protocol):
 
 
 class Granter(Protocol):
-    """Agents that can be asked for leases: `kvxfer.control.attachments.Attachments`."""
+    """Agents that can be asked for leases: `kvxfer.control.agents.agent_links.AgentLinks`."""
 
     @property
     def agents(self) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvxfer.control.host_pool.page_layout import page_nbytes, pool_layout
 from kvxfer.control.host_pool.pool_jobs import looked_at
-from kvxfer.control.own_agent import OwnAgent
+from kvxfer.control.own.own_agent import OwnAgent
 from kvxfer.errors import KvxferError
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.log import logger

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from kvxfer.control.schema.base import Name, RequestModel, ResponseModel, Role, Tenant
-from kvxfer.control.state.client_certificate import NAME
+from kvxfer.control.schema.client_certificate import NAME
 
 
 class TokenRequest(RequestModel):

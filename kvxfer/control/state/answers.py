@@ -6,7 +6,7 @@ import hashlib
 import sqlite3
 from typing import Final, NamedTuple
 
-from kvxfer.control.problems import Refusal
+from kvxfer.control.schema.problems import Refusal
 from kvxfer.control.state.store import Store
 from kvxfer.log import logger
 

@@ -21,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
-from kvxfer.control.own_files import require_own_file
-from kvxfer.control.problems import Refusal
+from kvxfer.control.schema.problems import Refusal
+from kvxfer.control.state.own_files import require_own_file
 from kvxfer.control.state.reserve import Reserve
 from kvxfer.errors import KvxferError
 from kvxfer.log import logger

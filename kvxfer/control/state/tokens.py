@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from kvxfer.control.state.client_certificate import ClientCertificate
+from kvxfer.control.schema.client_certificate import ClientCertificate
 
 #: Each role includes the rights of those before it.
 ROLES: Final = ("read", "transfer", "admin")

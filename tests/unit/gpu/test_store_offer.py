@@ -16,8 +16,8 @@ import pytest
 
 native = pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
-from kvxfer.control.hand_over import hand_over  # noqa: E402
-from kvxfer.control.handed_line import GpuHandle, HandedLine  # noqa: E402
+from kvxfer.control.handed.hand_over import hand_over  # noqa: E402
+from kvxfer.control.handed.handed_line import GpuHandle, HandedLine  # noqa: E402
 from kvxfer.errors import UsageError  # noqa: E402
 from kvxfer.gpu import StoreOffer, offer_stores, peer_pages, store_offer  # noqa: E402
 from kvxfer.layout.kv_layout import KVLayout  # noqa: E402

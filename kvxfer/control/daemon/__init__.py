@@ -1,0 +1,1 @@
+"""The parts that the daemon has once, put together in node.py."""

@@ -1,0 +1,1 @@
+"""Memory that processes without an agent hand over."""

@@ -1,0 +1,1 @@
+"""Sockets, connections and certificates of REST."""

@@ -1,0 +1,1 @@
+"""The daemon's own agents, for clients that have none."""

@@ -1,0 +1,1 @@
+"""A request's way through the cluster: spans, received and sent."""

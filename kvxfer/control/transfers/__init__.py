@@ -1,0 +1,1 @@
+"""Transfers that are made by REST, and how all transfers are shown."""
