@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}"),
 ]
 
-FOLDER = Path(kvxfer.__file__).parent / "control/page"
+FOLDER = Path(kvxfer.__file__).parent / "control/web"
 MOST_NBYTES = 100 * 1024
 HOSTILE = "<img src=x onerror=document.title='owned'>"
 SHAPE = (4, 2, 64, 16, 2, 8)  # [layers, keys and values, blocks, tokens, heads, dims]

@@ -22,7 +22,7 @@ from kvxfer.control.app.scrape import Metrics
 from kvxfer.control.app.token_routes import add_tokens
 from kvxfer.control.app.trace_routes import add_traces
 from kvxfer.control.app.transfer_routes import add_transfers
-from kvxfer.control.app.web_files import PageFiles
+from kvxfer.control.app.web_files import WebFiles
 from kvxfer.control.daemon.node import NodeDaemon
 from kvxfer.control.schema import Problem
 
@@ -91,7 +91,7 @@ class DaemonApp:
             text, content_type = metrics.text(request.headers.get("accept", ""))
             return Response(text, headers={"content-type": content_type})
 
-        api.router.routes.extend(PageFiles().routes())
+        api.router.routes.extend(WebFiles().routes())
         made = api.openapi
 
         def described() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The files of the page for people; there are few, and each is read once."""
+"""The files that a browser shows; there are few, and each is read once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from starlette.routing import Route
 
 from kvxfer.control.schema.problems import Refusal
 
-_FOLDER: Final = Path(__file__).parents[1] / "page"
+_FOLDER: Final = Path(__file__).parents[1] / "web"
 
 
-class PageFiles:
+class WebFiles:
     """Answers GET of ``/`` and of the files of one folder. It never builds a path from a request."""
 
     def __init__(self, folder: Path = _FOLDER) -> None:
