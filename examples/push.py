@@ -71,7 +71,7 @@ def prefill(router: Connection, dies: str | None) -> None:
                 kv[layer, :, blocks] = np.random.default_rng().random((3, 2, 16, 8, 128))  # computes it
                 if dies == "prefill" and layer == 2:
                     os.kill(os.getpid(), signal.SIGKILL)
-                transfer.release(layer + 1)
+                transfer.mark_ready(layer + 1)
             transfer.wait()
             router.send(digest(kv, blocks))
         except kvxfer.KvxferError as error:

@@ -14,14 +14,16 @@ if TYPE_CHECKING:
         AgentError,
         ExhaustedError,
         KvxferError,
+        NoAnswerError,
         PeerError,
         RailError,
         TransferError,
         UsageError,
     )
+    from kvxfer.gpu.stream_wait import StreamWait
     from kvxfer.gpu.trigger import Trigger
     from kvxfer.group import Group
-    from kvxfer.handle import TransferState
+    from kvxfer.handle import Handle, Stages, TransferState
     from kvxfer.layout import engine_layouts as engine_layouts
     from kvxfer.layout.kv_layout import KVLayout
     from kvxfer.layout.quantization import Quantization
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from kvxfer.notification import Notification
     from kvxfer.options import AgentOptions
     from kvxfer.peer import Peer, PeerState
+    from kvxfer.peer_limit import PeerLimit
     from kvxfer.region import Region, RegionDescriptor
     from kvxfer.session.stats import AgentStats
     from kvxfer.tls import Tls
@@ -50,6 +53,7 @@ _HOME = {
     "BlockTable": "memory.block_table",
     "ExhaustedError": "errors",
     "Group": "group",
+    "Handle": "handle",
     "Incoming": "transfer",
     "KVLayout": "layout.kv_layout",
     "KvxferError": "errors",
@@ -57,15 +61,19 @@ _HOME = {
     "LeaseState": "lease",
     "LeaseToken": "lease_token",
     "Message": "message",
+    "NoAnswerError": "errors",
     "Notification": "notification",
     "Peer": "peer",
     "PeerError": "errors",
+    "PeerLimit": "peer_limit",
     "PeerState": "peer",
     "Pool": "memory.pool",
     "Quantization": "layout.quantization",
     "RailError": "errors",
     "Region": "region",
     "RegionDescriptor": "region",
+    "Stages": "handle",
+    "StreamWait": "gpu.stream_wait",
     "Tls": "tls",
     "Transfer": "transfer",
     "TransferError": "errors",
@@ -90,6 +98,7 @@ __all__ = [
     "BlockTable",
     "ExhaustedError",
     "Group",
+    "Handle",
     "Incoming",
     "KVLayout",
     "KvxferError",
@@ -97,15 +106,19 @@ __all__ = [
     "LeaseState",
     "LeaseToken",
     "Message",
+    "NoAnswerError",
     "Notification",
     "Peer",
     "PeerError",
+    "PeerLimit",
     "PeerState",
     "Pool",
     "Quantization",
     "RailError",
     "Region",
     "RegionDescriptor",
+    "Stages",
+    "StreamWait",
     "Tls",
     "Transfer",
     "TransferError",

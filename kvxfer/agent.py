@@ -58,11 +58,12 @@ class Agent(Meeting, Moving, Receiving, Steering):
     ``close()``; if that were a coroutine and it was not awaited, the agent would stay open. Coroutines need
     no thread of their own. One event loop, several, or none may use an agent.
 
-    ``timeout_s=None`` stands for an option in `connect` (``connect_timeout_s``) and in what is posted, by
-    `write`, `read`, `expect` and `CommandRing.prepare_write` (``transfer_timeout_s``). All other verbs that
-    take None wait without bound; `close` and `aclose` take only a number. When the time is over, a verb that
-    waits raises `TimeoutError`, and the operation that it waited for goes on. `connect` raises `PeerError`
-    instead, because there is no session. Posted work ends with ``deadline``.
+    ``timeout_s=None`` stands for an option in `connect` and `Peer.region` (``connect_timeout_s``) and in what
+    is posted, by `write`, `read`, `expect` and `CommandRing.prepare_write` (``transfer_timeout_s``). All other
+    verbs that take None wait without bound; `close` and `aclose` take only a number. When the time is over, a
+    verb that waits raises `TimeoutError`, and the operation that it waited for goes on. That of `connect` is a
+    `NoAnswerError`, because there is no session. Posted work ends with ``deadline``, which is no
+    `TimeoutError`: its pages are free.
 
     Parameters
     ----------
@@ -88,7 +89,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
     AgentError
         The address cannot be listened on, or the system refuses a resource.
     Exception
-        What the directory's ``publish`` raised; `PeerError` if it did not answer. In both cases no agent was
+        What the directory's ``publish`` raised; `NoAnswerError` if it did not answer. In both cases no agent was
         made.
     """
 
@@ -118,10 +119,10 @@ class Agent(Meeting, Moving, Receiving, Steering):
         from kvxfer.daemon_link.runtime_folder import socket_of  # by pathlib, as options' secrets
 
         daemon = socket_of(options.daemon)
-        if options.device is not None:
+        if options.gpu_in_use is not None:
             from kvxfer.gpu import part
 
-            native["gpus"] = [part.of_agent(options, options.device)]
+            native["gpus"] = [part.of_agent(options, options.gpu_in_use)]
         try:
             self._core = AgentCore(name, native)
         except NativeError as error:
@@ -161,7 +162,7 @@ class Agent(Meeting, Moving, Receiving, Steering):
         self._names = NameLookup(directory)
         self._programs = ProgramCache(self._core)
         self._completions = Completions(self._core, name, options.spin_us, self._on_event)
-        self._peers = PeerTable(self._core, self._completions)
+        self._peers = PeerTable(self._core, self._completions, options.connect_timeout_s)
         self._dials = Dials(self._core, self._peers)
         self._regions = RegionTable(self._core, self._completions, self._programs, name, address, options)
         self._notifications = Inbox(

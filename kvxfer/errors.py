@@ -37,6 +37,7 @@ CODE_NAMES: Final[dict[int, str]] = {
     73: "auth-failed",
     74: "protocol",
     75: "unreachable",
+    76: "no-answer",
     90: "closed",
     91: "forked",
     92: "system",
@@ -153,10 +154,15 @@ class PeerError(KvxferError):
     """The peer is lost, with every transfer and lease of its session. Recompute, or connect again."""
 
 
+class NoAnswerError(PeerError, TimeoutError):
+    """The time for a session, or for a directory's answer, was over (``no-answer``)."""
+
+
 class AgentError(KvxferError):
     """The agent is lost (closed, forked, or broken); make a new one."""
 
 
+_OF_ONE_CODE: Final = {17: ExhaustedError, 76: NoAnswerError}
 # By the size of what is lost.
 _BY_LOSS: Final = (UsageError, TransferError, RailError, PeerError, AgentError)
 
@@ -168,8 +174,8 @@ def largest_loss(errors: Iterable[KvxferError]) -> KvxferError:
 
 def class_of(code: int) -> type[KvxferError]:
     """Returns the class for a native code. Each group of status.h has ten or twenty codes."""
-    if code == 17:
-        return ExhaustedError
+    if code in _OF_ONE_CODE:
+        return _OF_ONE_CODE[code]
     # "again" reaches a caller only if the layers below did not absorb a full queue. Nothing was posted.
     for bound, cls in ((30, UsageError), (50, TransferError), (70, RailError), (90, PeerError)):
         if code < bound:

@@ -203,8 +203,8 @@ class AgentOptions:
     refuse_unlike: bool = True
 
     @property
-    def device(self) -> int | None:
-        """Index of the agent's GPU; None without one."""
+    def gpu_in_use(self) -> int | None:
+        """Index of the agent's GPU: `gpu`, or 0 for a transport that needs one; None without one."""
         return 0 if self.gpu is None and registry.need_gpu(self.transports) else self.gpu
 
     def __repr__(self) -> str:

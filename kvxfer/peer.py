@@ -53,6 +53,7 @@ class Peer:
         "__weakref__",
         "_address",
         "_completions",
+        "_connect_timeout_s",
         "_descriptors",
         "_id",
         "_identity",
@@ -63,8 +64,11 @@ class Peer:
         "_unaccepted",
     )
 
-    def __init__(self, completions: Completions, peer_id: int, info: dict[str, Any]) -> None:
+    def __init__(
+        self, completions: Completions, peer_id: int, info: dict[str, Any], connect_timeout_s: float
+    ) -> None:
         self._completions = completions
+        self._connect_timeout_s = connect_timeout_s
         self._id = peer_id
         self._name = str(info["name"])
         self._incarnation = bytes(info["incarnation"])
@@ -165,7 +169,7 @@ class Peer:
         self._descriptors = {descriptor.id: descriptor for descriptor in regions.values()}
         return MappingProxyType(regions)
 
-    async def region(self, name: str, timeout_s: float | None = 10.0) -> RegionDescriptor:
+    async def region(self, name: str, timeout_s: float | None = None) -> RegionDescriptor:
         """Returns its region `name`, waiting for it to be registered.
 
         Parameters
@@ -173,7 +177,7 @@ class Peer:
         name
             As the peer registered it.
         timeout_s
-            None waits without bound.
+            None takes the options' ``connect_timeout_s``.
 
         Raises
         ------
@@ -185,13 +189,15 @@ class Peer:
             ``invalid-argument``: `name` is no text.
         """
         _check_region_name(name)
+        timeout_s = self._connect_timeout_s if timeout_s is None else timeout_s
         # If it did not come in time, _named raises and lists the regions that exist.
         await self._completions.until(("region", self._id), lambda: self._has(name), timeout_s)
         return self._named(name, timeout_s)
 
-    def region_blocking(self, name: str, timeout_s: float | None = 10.0) -> RegionDescriptor:
+    def region_blocking(self, name: str, timeout_s: float | None = None) -> RegionDescriptor:
         """Returns its region `name`, blocking until it is registered: the blocking twin of `region`."""
         _check_region_name(name)
+        timeout_s = self._connect_timeout_s if timeout_s is None else timeout_s
         self._completions.block_until(lambda: self._has(name), timeout_s)
         return self._named(name, timeout_s)
 
@@ -340,7 +346,7 @@ class Peer:
     def _has(self, name: str) -> bool:
         return self.state is PeerState.LOST or name in self.regions
 
-    def _named(self, name: str, timeout_s: float | None) -> RegionDescriptor:
+    def _named(self, name: str, timeout_s: float) -> RegionDescriptor:
         if (error := self.error) is not None:
             raise error
         regions = self.regions

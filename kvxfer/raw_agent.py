@@ -152,10 +152,10 @@ class RawAgent:
     ) -> None:
         check_name(name, "name")
         native = options.to_native()
-        if options.device is not None:
+        if options.gpu_in_use is not None:
             from kvxfer.gpu import part
 
-            native["gpus"] = [part.of_agent(options, options.device)]
+            native["gpus"] = [part.of_agent(options, options.gpu_in_use)]
         with _translated():
             self._native = NativeRawAgent(name, native, "", timeout_s, exchanges)
         address, note = published(self._native.address, options.advertise)
@@ -168,7 +168,7 @@ class RawAgent:
         """The port on which it listens."""
         return int(self._native.address.rpartition(":")[2])
 
-    def close(self, timeout_s: float = 2.0) -> None:
+    def close(self, timeout_s: float = 5.0) -> None:
         """Ends everything; after this returns no byte can land."""
         self._native.close(timeout_s)
 

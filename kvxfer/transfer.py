@@ -258,18 +258,17 @@ class Transfer(Work):
 
     __slots__ = ()
 
-    def release(self, num_layers: int) -> None:
-        """Releases the first `num_layers` of `layers` of a transfer that was posted with ``hold``.
+    def mark_ready(self, num_layers: int) -> None:
+        """Lets the first `num_layers` of `layers` of a transfer move that was posted with ``hold``.
 
-        The bytes of these layers must be final; those of a read may land from now on. Layers stay released.
-        The call is ignored if an earlier call released as many, if the transfer is not held, or if it has
-        ended.
+        The bytes of these layers must be final; those of a read may land from now on. Layers stay ready. The
+        call is ignored if an earlier call marked as many, if the transfer is not held, or if it has ended.
 
         Parameters
         ----------
         num_layers
             The total count, from the first of `layers`; not the number of additional layers.
-            ``len(transfer.layers)`` releases the whole transfer.
+            ``len(transfer.layers)`` starts all of the transfer.
 
         Raises
         ------
@@ -279,7 +278,7 @@ class Transfer(Work):
         num_layers = count(num_layers, "num_layers", 0, _MOST)
         if num_layers > len(self.layers):
             raise UsageError(
-                f"release() was called for {num_layers} layers, but the transfer has {len(self.layers)}",
+                f"mark_ready() was called for {num_layers} layers, but the transfer has {len(self.layers)}",
                 code="out-of-range",
             )
         self._scope.completions.check()

@@ -76,7 +76,7 @@ class Prefill(HandoverEnd):
         released_ns = []
         async for layer in self._layers(asked["request"], blocks):
             released_ns.append(time.monotonic_ns())
-            transfer.release(layer + 1)
+            transfer.mark_ready(layer + 1)
         await transfer
         return {"post_ns": post_ns, "released_ns": released_ns, "prefill_end_ns": released_ns[-1]}
 

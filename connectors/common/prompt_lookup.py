@@ -305,12 +305,12 @@ class PromptLookup:
         assert source.session is not None
         try:
             return source.session.result(self._timeout_s)
-        except TimeoutError:
-            source.rests_until_s = time.monotonic() + _REST_S
         except kvxfer.KvxferError as error:
             if says:
                 source.rests_until_s = time.monotonic() + _REST_S
                 _log.warning("kvxfer: no session with %s to ask it for prompts: %s", source.address, error)
+        except TimeoutError:
+            source.rests_until_s = time.monotonic() + _REST_S
         return None
 
     def _ask(self, source: _Source, key: bytes) -> dict[str, Any] | None:

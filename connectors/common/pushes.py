@@ -259,7 +259,7 @@ class Pushes:
         first = self._regions.regions[group].layout.layers[0]
         count = min(first + self._num_done[group] - write.layers.start, len(write.layers))
         if count > 0 and write.state is kvxfer.TransferState.PENDING:
-            write.release(count)
+            write.mark_ready(count)
 
     # ---- notes ------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from kvxfer.errors import KvxferError, PeerError
+from kvxfer.errors import KvxferError, NoAnswerError
 from kvxfer.log import logger
 from kvxfer.loop_thread import LoopThread
 from kvxfer.raw_agent import RawAgent
@@ -45,7 +45,7 @@ class MetadataStore:
         Raises
         ------
         PeerError
-            ``unreachable``: the store does not answer.
+            ``unreachable``, ``no-answer``: the store does not answer.
         """
         self._call(self._put(label, metadata))
 
@@ -73,8 +73,8 @@ class MetadataStore:
         try:
             self._thread.call(call, _CALL_S)
         except TimeoutError:
-            raise PeerError(
-                f"{self._where} did not answer within {_CALL_S:g} s", code="unreachable"
+            raise NoAnswerError(
+                f"{self._where} did not answer within {_CALL_S:g} s", code="no-answer"
             ) from None
 
     def _take_in(self, agent: str, metadata: bytes) -> None:

@@ -135,7 +135,7 @@ _ERROR_OF: dict[str, type[NixlError]] = {
     **dict.fromkeys(("unknown-region", "region-gone"), nixlNotFoundError),
     **dict.fromkeys(("not-permitted", "lease-ended"), nixlNotAllowedError),
     **dict.fromkeys(
-        ("peer-lost", "peer-silent", "peer-restarted", "auth-failed", "unreachable", "no-path"),
+        ("peer-lost", "peer-silent", "peer-restarted", "auth-failed", "unreachable", "no-answer", "no-path"),
         nixlRemoteDisconnectError,
     ),
     "protocol": nixlMismatchError,

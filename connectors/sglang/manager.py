@@ -116,7 +116,7 @@ class KvxferKVManager(CommonKVManager):
         """Registers the caches with the agent, also again after `deregister_buffer_to_engine`."""
         if self.regions:
             return
-        if self.settings.huge_pages and self.agent.options.device is None:
+        if self.settings.huge_pages and self.agent.options.gpu_in_use is None:
             kvxfer.use_huge_pages([part.memory for part in self.parts])
         for part in self.parts:
             self.regions[part.name] = self.agent.register(part.name, part.memory, part.layout)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvxfer.directory.change import Change, ChangeKind, Pending
 from kvxfer.directory.entry import Entry
-from kvxfer.errors import PeerError, invalid, listed
+from kvxfer.errors import NoAnswerError, PeerError, invalid, listed
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -164,10 +164,10 @@ class InProcessDirectory:
                 if not waiting:
                     del self._waiting[name]
 
-    def _unknown(self, name: str) -> PeerError:
+    def _unknown(self, name: str) -> NoAnswerError:
         known = listed((entry.name for entry in self.list()), "nobody")
-        return PeerError(
-            f"agent {name!r} was not published in time (known: {known})", code="unreachable", peer=name
+        return NoAnswerError(
+            f"agent {name!r} was not published in time (known: {known})", code="no-answer", peer=name
         )
 
     def _watch(self, prefix: str, timeout_s: float | None) -> _Watch:

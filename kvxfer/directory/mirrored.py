@@ -15,7 +15,7 @@ from kvxfer.directory.change import Change
 from kvxfer.directory.distant import Distant, Snapshot
 from kvxfer.directory.entry import Entry
 from kvxfer.directory.in_process import InProcessDirectory
-from kvxfer.errors import PeerError, invalid
+from kvxfer.errors import NoAnswerError, PeerError, invalid
 from kvxfer.log import logger
 from kvxfer.loop_thread import LoopThread
 
@@ -135,7 +135,7 @@ class MirroredDirectory:
         seconds.
         """
         if not self._answered.wait(_FIRST_ANSWER_S):
-            raise PeerError(f"the directory at {self._distant.where} is {self.away}", code="unreachable")
+            raise NoAnswerError(f"the directory at {self._distant.where} is {self.away}", code="no-answer")
         return self._copy.list(prefix)
 
     def watch(self, prefix: str = "", timeout_s: float | None = None) -> AsyncIterator[Change]:
@@ -150,7 +150,7 @@ class MirroredDirectory:
         if not (away := self.away):
             return error
         words = f"{error.args[0]}; the directory at {self._distant.where} is {away}"
-        return PeerError(words, code=error.code, peer=error.peer)
+        return type(error)(words, code=error.code, peer=error.peer)
 
     # ---- writes, on the loop ----------------------------------------------------------------
 
@@ -161,9 +161,9 @@ class MirroredDirectory:
         try:
             return self._thread.call(call, _CALL_S)
         except TimeoutError:
-            raise PeerError(
+            raise NoAnswerError(
                 f"the directory at {self._distant.where} did not answer within {_CALL_S:g} s",
-                code="unreachable",
+                code="no-answer",
             ) from None
 
     async def _publish(self, entry: Entry, ttl_s: float | None, replace: bool) -> bool:

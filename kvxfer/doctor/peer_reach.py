@@ -43,7 +43,7 @@ _CHANGES = {
     "peer-lost": "check that the port is an agent's and that it is running; its log says why it closed the "
     "connection",
     "protocol": "check that the port is an agent's, and run the same version of kvxfer at both ends",
-    "deadline": "check that the port is an agent's and that nothing on the way drops packets",
+    "no-answer": "check that the port is an agent's and that nothing on the way drops packets",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -160,8 +159,8 @@ class CommandRing:
         src_blocks: Blocks,
         dst_blocks: Blocks,
         *,
-        layers: Iterable[int] | None = None,
-        heads: Iterable[int] | None = None,
+        layers: range | None = None,
+        heads: range | None = None,
         notify: bytes = b"",
         timeout_s: float | None = None,
         priority: int = 0,

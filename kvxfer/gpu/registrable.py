@@ -24,7 +24,7 @@ def device_of(region: str, views: list[TensorView], options: AgentOptions) -> in
             f"region {region!r} would lie on {' and '.join(names)}, but a region must lie in one memory: "
             "register one region for each"
         )
-    device = options.device
+    device = options.gpu_in_use
     if device is None:
         reason = availability.availability(max(placed[0] or 0, 0)).reason
         if reason:

@@ -15,7 +15,7 @@ _ALLOCATE, _FREE = "kvxfer_gpu_allocate", "kvxfer_gpu_free"
 
 
 @contextmanager
-def shareable_memory(device: int = 0) -> Iterator[None]:
+def shareable_memory(gpu: int = 0) -> Iterator[None]:
     """Makes torch allocate in memory that other processes can map, regardless of torch's allocator settings.
 
     Make the cache with ``with kvxfer.gpu.shareable_memory(): cache = torch.zeros(...)`` and register it.
@@ -26,7 +26,7 @@ def shareable_memory(device: int = 0) -> Iterator[None]:
 
     Parameters
     ----------
-    device
+    gpu
         Index of the GPU; tensors on other GPUs are allocated as usual.
 
     Raises
@@ -44,10 +44,10 @@ def shareable_memory(device: int = 0) -> Iterator[None]:
     the process frees it. The first entry takes an allocation and a device synchronization; later ones take
     nothing.
     """
-    torch, pool = _pool(device)
+    torch, pool = _pool(gpu)
     _native.gpu_pool_failure()  # clears an earlier caller's failure
     try:
-        with torch.cuda.use_mem_pool(pool, device=device):
+        with torch.cuda.use_mem_pool(pool, device=gpu):
             yield
     except torch.OutOfMemoryError as error:
         words = _native.gpu_pool_failure()

@@ -8,7 +8,6 @@ how the result is numbered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -38,7 +37,7 @@ _RANK = "the layout of one rank of several takes first_head=, total_heads=, firs
 
 
 def compile_program(
-    src: KVLayout, dst: KVLayout, *, heads: Iterable[int] | None = None, fine: bool = False
+    src: KVLayout, dst: KVLayout, *, heads: range | None = None, fine: bool = False
 ) -> CopyProgram:
     """Compiles the program that copies units of `src` to units of `dst`.
 
@@ -49,7 +48,7 @@ def compile_program(
     Parameters
     ----------
     heads
-        KV heads to move, consecutive and numbered model-wide; None for all that both ends hold.
+        KV heads to move, numbered model-wide; None for all that both ends hold.
     fine
         Whether transfers may move token ranges that begin or end within a unit. This adds loops over single
         tokens.
@@ -159,7 +158,7 @@ def _common_heads(src: KVLayout, dst: KVLayout) -> range:
     return range(max(ours.start, theirs.start), min(ours.stop, theirs.stop))
 
 
-def _wanted_heads(src: KVLayout, dst: KVLayout, heads: Iterable[int]) -> range:
+def _wanted_heads(src: KVLayout, dst: KVLayout, heads: range) -> range:
     heads = consecutive(heads, "heads")
     for end, layout in (("source", src), ("destination", dst)):
         held = _heads(layout)

@@ -16,7 +16,6 @@ stretch of tokens that lies within one block at either end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -204,19 +203,19 @@ class CopyProgram:
         )
         return " ".join(f"{sentence}." for sentence in sentences if sentence)
 
-    def window(self, layers: Iterable[int] | None) -> tuple[int, int]:
+    def window(self, layers: range | None) -> tuple[int, int]:
         """Returns ``(first, count)`` in the program's numbers for model-wide `layers`.
 
         Parameters
         ----------
         layers
-            Consecutive ascending layer numbers (a range, or a list); None for all common layers.
+            Layer numbers in steps of 1; None for all common layers.
 
         Raises
         ------
         UsageError
-            ``invalid-argument`` if they are not consecutive, ``out-of-range`` if an end does not hold one of
-            them.
+            ``invalid-argument`` for another kind of object or other steps, ``out-of-range`` if an end does not
+            hold one of them.
         """
         wanted = self.layers if layers is None else consecutive(layers, "layers")
         if wanted[0] < self.layers[0] or wanted[-1] > self.layers[-1]:

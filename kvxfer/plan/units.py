@@ -10,7 +10,6 @@ hold (kvxfer/plan/compile.py), and kvxfer/plan/sharding.py pairs the ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -91,7 +90,7 @@ class Pairs:
 
 
 def pair_units(
-    src: KVLayout, dst: KVLayout, src_blocks: _Ids, dst_blocks: _Ids, tokens: Iterable[int] | None = None
+    src: KVLayout, dst: KVLayout, src_blocks: _Ids, dst_blocks: _Ids, tokens: range | None = None
 ) -> Pairs:
     """Pairs the units of two block tables, in the order of the sequence.
 
@@ -104,7 +103,7 @@ def pair_units(
     src_blocks, dst_blocks
         The blocks of one sequence at either end, from its token 0 on.
     tokens
-        The tokens of the sequence to move, consecutive; tokens that a context-parallel rank does not hold are
+        The tokens of the sequence to move; tokens that a context-parallel rank does not hold are
         skipped. Whole units become pairs of units, and the rest of the range becomes pairs of single tokens.
         None: all tokens that both tables hold.
 
@@ -148,13 +147,13 @@ def pair_units(
     )
 
 
-def sequence_tokens(named: Iterable[int], *, may_be_empty: bool = False) -> range:
+def sequence_tokens(named: range, *, may_be_empty: bool = False) -> range:
     """Returns a caller's tokens of a sequence as a range.
 
     Raises
     ------
     UsageError
-        ``invalid-argument``: they are not consecutive, or no sequence has them.
+        ``invalid-argument``: not a range in steps of 1, or no sequence has them.
     """
     tokens = consecutive(named, "tokens", may_be_empty=True)
     if not tokens and not may_be_empty:
@@ -230,7 +229,7 @@ def _common_tokens(ends: tuple[_End, _End], local: bool) -> int:
     return min(lengths)
 
 
-def _checked_range(named: Iterable[int], ends: tuple[_End, _End]) -> tuple[int, int]:
+def _checked_range(named: range, ends: tuple[_End, _End]) -> tuple[int, int]:
     tokens = sequence_tokens(named, may_be_empty=True)
     for end in ends:
         reach = _token_after(end.layout, end.num_local)

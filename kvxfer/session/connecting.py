@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.arguments import check_kind, seconds
 from kvxfer.directory.entry import Entry
-from kvxfer.errors import KvxferError, PeerError, invalid, translate
+from kvxfer.errors import KvxferError, NoAnswerError, PeerError, invalid, translate
 from kvxfer.naming import check_name
 from kvxfer.region import RegionDescriptor
 from kvxfer.session.dials import Dial
@@ -232,9 +232,9 @@ class Connecting:
         )
 
     def _too_late(self, why: str) -> PeerError:
-        return PeerError(
+        return NoAnswerError(
             f"no session with {self._target} within {self._timeout_s:g} s ({self._limit}): {why}",
-            code="unreachable",
+            code="no-answer",
             peer=self._target,
         )
 

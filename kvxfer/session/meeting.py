@@ -56,7 +56,8 @@ class Meeting:
         Raises
         ------
         PeerError
-            ``unreachable``, ``auth-failed``, ``protocol``, ``peer-lost``: the message says what was tried.
+            ``unreachable``, ``no-answer`` (`NoAnswerError`, also a `TimeoutError`), ``auth-failed``,
+            ``protocol``, ``peer-lost``: the message says what was tried.
             ``peer-restarted``: the agent that answered has another incarnation than `target`.
         UsageError
             ``invalid-argument``: `target` is not an address, is a name while the agent has no directory, or

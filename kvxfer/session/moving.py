@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kvxfer._native import NativeError
@@ -37,9 +36,9 @@ class Moving:
         src_blocks: Blocks,
         dst_blocks: Blocks,
         *,
-        layers: Iterable[int] | None = None,
-        heads: Iterable[int] | None = None,
-        tokens: Iterable[int] | None = None,
+        layers: range | None = None,
+        heads: range | None = None,
+        tokens: range | None = None,
         after: StartsAfter | None = None,
         notify: bytes = b"",
         timeout_s: float | None = None,
@@ -68,10 +67,9 @@ class Moving:
             Otherwise they cover the same tokens. A source block may be repeated, a destination block may not.
             Nothing is written to the destination's null block.
         layers
-            Consecutive layers, numbered model-wide as in `KVLayout`; None for all that both ends hold. Like
-            `heads` and `tokens` it is a range, which costs nothing, or a list of numbers.
+            ``range(first, stop)``, numbered model-wide as in `KVLayout`; None for all that both ends hold.
         heads
-            Consecutive KV heads, numbered model-wide; None for all that both ends hold. Use it when several
+            ``range(first, stop)``, numbered model-wide; None for all that both ends hold. Use it when several
             ranks hold the same heads and only one of them should move them (`kvxfer.plan.route`).
         tokens
             The tokens of the sequence that move, ``range(first, stop)``. Both tables begin at the sequence's
@@ -106,7 +104,7 @@ class Moving:
             or as bytes. The peer gets it too; handles, notifications, errors and log lines of both ends name
             it. An end that gave a context keeps its own; an end that gave none shows the other's.
         hold
-            Whether to post now and move layers only as `Transfer.release` releases them, for a prefill that
+            Whether to post now and move layers only as `Transfer.mark_ready` says, for a prefill that
             is still computing them. Not together with `after`.
 
         Raises
@@ -161,9 +159,9 @@ class Moving:
         src_blocks: Blocks,
         dst_blocks: Blocks,
         *,
-        layers: Iterable[int] | None = None,
-        heads: Iterable[int] | None = None,
-        tokens: Iterable[int] | None = None,
+        layers: range | None = None,
+        heads: range | None = None,
+        tokens: range | None = None,
         after: StartsAfter | None = None,
         notify: bytes = b"",
         timeout_s: float | None = None,
@@ -205,7 +203,7 @@ class Moving:
         context
             Identifies the request, as in `write`.
         hold
-            Whether to post now and let layers land only as `Transfer.release` releases them, as `after` does.
+            Whether to post now and let layers land only as `Transfer.mark_ready` says, as `after` does.
 
         Raises
         ------
@@ -304,8 +302,8 @@ class Moving:
         blocks: Blocks,
         region: Region | None = None,
         *,
-        layers: Iterable[int] | None = None,
-        tokens: Iterable[int] | None = None,
+        layers: range | None = None,
+        tokens: range | None = None,
         peer: Peer | None = None,
         timeout_s: float | None = None,
         context: str | bytes = "",
@@ -335,7 +333,7 @@ class Moving:
         region
             The region of `blocks`; may be left out if the agent has only one.
         layers
-            Consecutive layers, numbered model-wide; None for all of the region.
+            ``range(first, stop)``, numbered model-wide; None for all of the region.
         tokens
             The tokens of the sequence that must arrive, in all of the region's heads and from any writer,
             before the expectation is done. `blocks` begin at the sequence's token 0. None for all tokens of

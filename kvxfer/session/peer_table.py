@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class PeerTable:
     """Finds and keeps open peers. It holds only weak references to lost peers."""
 
-    def __init__(self, core: AgentCore, completions: Completions) -> None:
+    def __init__(self, core: AgentCore, completions: Completions, connect_timeout_s: float) -> None:
         self._core = core
+        self._connect_timeout_s = connect_timeout_s
         self._completions = completions
         self._peers: dict[int, Peer] = {}
         # The same peers by the incarnation of their agent, in the order of `_order_of`; several if both ends
@@ -34,6 +35,9 @@ class PeerTable:
         # A notification that is read after the loss of its peer still gets the Peer object that the program
         # holds.
         self._lost: weakref.WeakValueDictionary[int, Peer] = weakref.WeakValueDictionary()
+
+    def _made(self, peer_id: int, info: dict[str, Any]) -> Peer:
+        return Peer(self._completions, peer_id, info, self._connect_timeout_s)
 
     def open(self) -> tuple[Peer, ...]:
         """Returns connected peers, the newest session last."""
@@ -60,14 +64,14 @@ class PeerTable:
             if info["state"] == "connecting":
                 return None
             if info["state"] == "lost":
-                return self._lost.setdefault(peer_id, Peer(self._completions, peer_id, info))
+                return self._lost.setdefault(peer_id, self._made(peer_id, info))
             peer = self._remember(peer_id, info)
         return peer
 
     def sender(self, peer_id: int, sender: Sender) -> Peer:
         """Returns the same for mail, whose session native code may have forgotten long ago."""
         peer = self._peers.get(peer_id) or self.get(peer_id)
-        return peer or self._lost.setdefault(peer_id, Peer(self._completions, peer_id, sender.info()))
+        return peer or self._lost.setdefault(peer_id, self._made(peer_id, sender.info()))
 
     def budgets(self) -> list[PeerStats]:
         """Returns for each open session the peer's name, and its use of its budgets here."""
@@ -185,7 +189,7 @@ class PeerTable:
         with self._lock:
             peer = self._peers.get(peer_id)
             if peer is None:
-                peer = self._peers[peer_id] = Peer(self._completions, peer_id, info)
+                peer = self._peers[peer_id] = self._made(peer_id, info)
                 peer._order = self._order_of(peer, is_ours=info["is_ours"])
                 known = (*self._by_incarnation.get(peer.incarnation, ()), peer)
                 self._by_incarnation[peer.incarnation] = tuple(sorted(known, key=lambda each: each._order))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -59,9 +58,9 @@ class Poster:
         remote: RegionDescriptor,
         src_blocks: Blocks,
         dst_blocks: Blocks,
-        layers: Iterable[int] | None,
-        heads: Iterable[int] | None,
-        tokens: Iterable[int] | None,
+        layers: range | None,
+        heads: range | None,
+        tokens: range | None,
         notify: bytes,
         timeout_s: float | None,
         priority: int,
@@ -82,7 +81,7 @@ class Poster:
         if after is not None:
             if held:
                 raise invalid("hold and after both set when the transfer starts: pass only one")
-            held = resolve(self._completions, self._options.device or 0, after)
+            held = resolve(self._completions, self._options.gpu_in_use or 0, after)
         part = WHOLE if layers is heads is tokens is None else Part(layers, heads, tokens)
         if integrity is None and lease is None and held is False and priority is FIRST:
             terms = USUAL
@@ -144,8 +143,8 @@ class Poster:
         self,
         region: Region,
         remote: RegionDescriptor,
-        layers: Iterable[int] | None,
-        heads: Iterable[int] | None,
+        layers: range | None,
+        heads: range | None,
     ) -> tuple[Route, Scope]:
         """Returns the route for writing whole blocks that are named later.
 
@@ -174,7 +173,7 @@ class Poster:
         write: bool,
         region: Region,
         remote: RegionDescriptor,
-        layers: Iterable[int] | None,
+        layers: range | None,
     ) -> tuple[Route, Scope]:
         """Returns the route of these layers through a program, and the scope that all work on it shares."""
         program = entry.program
@@ -225,8 +224,8 @@ class Poster:
         tag: bytes,
         blocks: Blocks,
         region: Region,
-        layers: Iterable[int] | None,
-        tokens: Iterable[int] | None,
+        layers: range | None,
+        tokens: range | None,
         peer: Peer | None,
         timeout_s: float | None,
         context: str | bytes,
@@ -318,7 +317,7 @@ def _said_of(error: NativeError, region: Region, remote: RegionDescriptor, conte
     return translate(error, peer=remote.agent, context=context)
 
 
-def _as_range(numbers: Iterable[int], name: str) -> range:
+def _as_range(numbers: range, name: str) -> range:
     from kvxfer.plan.consecutive import consecutive  # importing kvxfer must not load the planner
 
     return consecutive(numbers, name)
@@ -333,7 +332,7 @@ def _check_remote(remote: object) -> None:
 
 
 def _needed(
-    layout: KVLayout, ids: NDArray[np.uint32], named: Iterable[int] | None
+    layout: KVLayout, ids: NDArray[np.uint32], named: range | None
 ) -> tuple[NDArray[np.uint32], int, int]:
     """Returns the real blocks of a table, and the range of their tokens that must arrive."""
     first, end = 0, len(ids) * layout.block_tokens

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from kvxfer.errors import PeerError
+from kvxfer.errors import NoAnswerError
 from kvxfer.log import logger
 from kvxfer.threads import start_thread
 
@@ -50,8 +50,8 @@ class Publication:
 
         Raises
         ------
-        PeerError
-            ``unreachable``: the directory did not take it in time.
+        NoAnswerError
+            ``no-answer``: the directory did not take it in time.
         Exception
             What the directory raised.
         """
@@ -65,10 +65,10 @@ class Publication:
         except TimeoutError:
             if published.done():
                 raise
-            raise PeerError(
+            raise NoAnswerError(
                 f"the directory did not store the entry of {self._entry.name} within {timeout_s:g} s "
                 "(option connect_timeout_s)",
-                code="unreachable",
+                code="no-answer",
             ) from None
 
     def end(self, timeout_s: float) -> None:

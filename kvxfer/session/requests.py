@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from kvxfer.arguments import check_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -22,9 +20,9 @@ if TYPE_CHECKING:
 class Part(NamedTuple):
     """The part of the blocks that moves; None for all that both ends hold; see `Agent.write`."""
 
-    layers: Iterable[int] | None
-    heads: Iterable[int] | None
-    tokens: Iterable[int] | None
+    layers: range | None
+    heads: range | None
+    tokens: range | None
 
 
 #: Compared by identity, because most transfers move whole blocks in all layers.

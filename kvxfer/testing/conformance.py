@@ -233,7 +233,7 @@ def check_layers_arrive_as_they_are_released(make_pair: MakePair) -> None:
         for layer in range(src.num_layers):
             assert not incoming.layer_arrived(layer)
             src.array[layer] = 1000 + layer
-            transfer.release(layer + 1)
+            transfer.mark_ready(layer + 1)
             try:
                 incoming.layer_blocking(layer, BOUND_S)
             except KvxferError:
@@ -265,7 +265,13 @@ def check_transfers_wait_for_a_trigger_and_for_nothing_else(make_pair: MakePair)
                 timeout_s=BOUND_S,
             )
             other = verb(
-                poster.region, poster.remote, [0], [0], after=trigger.at(9), layers=[0], timeout_s=BOUND_S
+                poster.region,
+                poster.remote,
+                [0],
+                [0],
+                after=trigger.at(9),
+                layers=range(1),
+                timeout_s=BOUND_S,
             )
             word[0] = 9
             settle(pair, other)
@@ -407,13 +413,13 @@ def check_revoke_at_the_destination_is_a_fence(make_pair: MakePair) -> None:
                 src.region, src.remote, range(48), range(48), hold=held, lease=lease.token, timeout_s=BOUND_S
             )
             if held:
-                transfer.release(src.num_layers - 1)
+                transfer.mark_ready(src.num_layers - 1)
             _until_first_bytes(dst, transfer)
             lease.revoke_blocking()
             assert lease.state == "revoked"
             dst.array[...] = 7  # the blocks are reused
             if held:
-                transfer.release(src.num_layers)
+                transfer.mark_ready(src.num_layers)
             error = end_of(transfer)
             assert np.all(dst.array == 7), f"bytes landed after the fence (seed {pair.seed})"
             assert error is not None or not held, "done under a right that had ended"
@@ -464,11 +470,11 @@ def check_deregister_is_a_fence(make_pair: MakePair) -> None:
             src.agent.write(src.region, src.remote, ids, ids, hold=held, timeout_s=BOUND_S)
             for ids, held in ((range(24), False), (range(24, 48), True))
         ]
-        transfers[1].release(src.num_layers - 1)
+        transfers[1].mark_ready(src.num_layers - 1)
         _until_first_bytes(dst, transfers[0])
         dst.region.deregister_blocking()
         dst.array[...] = 7
-        transfers[1].release(src.num_layers)
+        transfers[1].mark_ready(src.num_layers)
         errors = [end_of(transfer) for transfer in transfers]
         assert errors[1] is not None, "done in a region that had gone"
         assert np.all(dst.array == 7), f"bytes landed after the fence (seed {pair.seed})"
@@ -488,7 +494,7 @@ def check_cancel_ends_at_both_ends(make_pair: MakePair) -> None:
         transfer = src.agent.write(
             src.region, src.remote, range(48), range(48), notify=b"cancelled", hold=True, timeout_s=BOUND_S
         )
-        transfer.release(src.num_layers - 1)  # so that it is open when it is cancelled
+        transfer.mark_ready(src.num_layers - 1)  # so that it is open when it is cancelled
         transfer.cancel()
         error = end_of(transfer)
         assert error is not None
@@ -582,7 +588,7 @@ def check_cancelled_await_abandons_the_waiting_alone(make_pair: MakePair) -> Non
             await asyncio.gather(waiting, return_exceptions=True)
             assert waiting.cancelled()
             assert transfer.state == "pending" or pair.lossy
-            transfer.release(src.num_layers)
+            transfer.mark_ready(src.num_layers)
             for work in (transfer, incoming):
                 try:
                     await work

@@ -98,7 +98,7 @@ def is_unknown(directory: Directory, name: str) -> bool:
     try:
         directory.resolve_blocking(name, 0.0)
     except PeerError as error:
-        assert error.code == "unreachable"
+        assert error.code == "no-answer"
         assert name in str(error)
         return True
     return False
@@ -145,7 +145,7 @@ def check_resolve_waits_until_it_is_published(subject: DirectorySubject) -> None
             try:
                 await directory.resolve("nobody", SHORT_S)
             except PeerError as error:
-                assert error.code == "unreachable"
+                assert error.code == "no-answer"
             else:
                 raise AssertionError("nobody was found")
 

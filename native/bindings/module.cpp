@@ -49,6 +49,7 @@ constexpr Code kCodes[] = {
     Code::kAuthFailed,
     Code::kProtocol,
     Code::kUnreachable,
+    Code::kNoAnswer,
     Code::kClosed,
     Code::kForked,
     Code::kSystem,

@@ -41,6 +41,7 @@ std::string_view name_of(Code code) noexcept {
     case Code::kAuthFailed: return "auth-failed";
     case Code::kProtocol: return "protocol";
     case Code::kUnreachable: return "unreachable";
+    case Code::kNoAnswer: return "no-answer";
     case Code::kClosed: return "closed";
     case Code::kForked: return "forked";
     case Code::kSystem: return "system";

@@ -40,6 +40,7 @@ Answer answer_of(Code code) {
     case Code::kPeerRestarted:
     case Code::kAuthFailed:
     case Code::kUnreachable:
+    case Code::kNoAnswer:
     case Code::kNoPath: return kRemoteDisconnect;
     case Code::kProtocol: return kMismatch;
     case Code::kUnsupported: return kNotSupported;

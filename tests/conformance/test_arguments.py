@@ -138,7 +138,7 @@ COUNTED: dict[str, Verb] = {
     "Incoming.layer_arrived": lambda e, n: e.incoming.layer_arrived(n),
     "Peer.sendable": lambda e, n: e.peer.sendable(n),
     "Peer.sendable_blocking": lambda e, n: e.peer.sendable_blocking(n),
-    "Transfer.release": lambda e, n: e.pending.release(n),
+    "Transfer.mark_ready": lambda e, n: e.pending.mark_ready(n),
     "Trigger.fire": lambda e, n: e.trigger.fire(n),
     "Trigger.at": lambda e, n: e.trigger.at(n),
     "Trigger.by_layer": lambda e, n: e.trigger.by_layer(n),
@@ -165,7 +165,19 @@ TOKENED: dict[str, Verb] = {
 }
 
 
-NO_NUMBERS: tuple[Any, ...] = (3, "ab", b"ab", True, 1.5, [None], [0.5], [True], ["a"], {"a": 1}, object())
+NO_NUMBERS: tuple[Any, ...] = (
+    3,
+    "ab",
+    b"ab",
+    True,
+    1.5,
+    [0, 1],
+    (0,),
+    {0},
+    np.arange(2),
+    iter([0]),
+    object(),
+)
 NO_TEXTS: tuple[Any, ...] = (5, b"kv", [], ["kv"], {"kv"}, np.zeros(2), object())
 NO_BYTES: tuple[Any, ...] = (5, "tag", None, [1], np.zeros(2, np.uint8), object())
 NO_OBJECTS: tuple[Any, ...] = (5, "kv", b"kv", [], {}, np.zeros(2), object())
@@ -295,27 +307,18 @@ def test_what_is_long_is_shown_in_part(kept: Ends) -> None:
 
 
 @pytest.mark.parametrize("name", ["layers", "heads", "tokens"])
-@pytest.mark.parametrize("kind", [list, tuple, set, np.array, iter, range])
-def test_layers_heads_and_tokens_are_named_alike(ends: Ends, name: str, kind: Callable[[Any], Any]) -> None:
-    def named() -> dict[str, Any]:
-        return {name: range(0, 2, 2) if kind is range else kind([0])}
-
-    ends.here.write(ends.source, ends.remote, [1], [2], **named()).wait(10)
-    ends.there.expect(b"alike", [3], ends.region, **({} if name == "heads" else named())).cancel()
-
-
-@pytest.mark.parametrize("name", ["layers", "heads", "tokens"])
 def test_layers_heads_and_tokens_have_no_gaps(kept: Ends, name: str) -> None:
-    for numbers in ([0, 2], range(0, 4, 2), range(0, 1 << 70, 2), [1, 0], [0, 0], [0, 1 << 62]):
-        with pytest.raises(UsageError, match=f"^{name} of one transfer must be consecutive and ascending"):
+    moved(kept, "write", name, range(0, 2, 2)).cancel()  # one number is no gap
+    for numbers in (range(0, 4, 2), range(0, 1 << 70, 2), range(1, -1, -1)):
+        with pytest.raises(UsageError, match=f"^{name} of one transfer must be consecutive"):
             moved(kept, "write", name, numbers)
-    for numbers in () if name == "tokens" else ([], range(0)):
+    for numbers in () if name == "tokens" else (range(0),):
         with pytest.raises(UsageError, match=f"^no {name} were named: leave {name} out for all"):
             moved(kept, "write", name, numbers)
 
 
 def test_an_expectation_of_no_tokens_is_not_advised_to_wait_for_all(kept: Ends) -> None:
-    none: tuple[Any, ...] = (range(2, 2), [], range(0))
+    none: tuple[Any, ...] = (range(2, 2), range(0))
     for tokens in none:
         with pytest.raises(UsageError, match=r"^no tokens were named, so nothing would have to arrive"):
             kept.there.expect(b"none", [3], kept.region, tokens=tokens)
@@ -357,11 +360,11 @@ def test_held_layers_land_as_they_are_released(verb: str) -> None:
         else:
             landed = near
             arriving = transfer = here.read(mine, remote, [2], [2], lease=token, hold=True)
-        transfer.release(1)
+        transfer.mark_ready(1)
         arriving.layer_blocking(0, 30)
         assert (landed[0, :, 2] == 1).all()
         assert (landed[1:] == 0).all()
-        transfer.release(3)
+        transfer.mark_ready(3)
         transfer.wait(30)
         arriving.wait(30)
         assert (landed[:, :, 2] == 1).all()
@@ -394,7 +397,7 @@ def test_a_long_time_is_for_ever(ends: Ends, name: str) -> None:
 
 @pytest.mark.parametrize("value", LONG_TIMES)
 def test_who_waits_for_ever_is_woken(ends: Ends, value: Any) -> None:
-    ends.pending.release(1)
+    ends.pending.mark_ready(1)
     ends.pending.wait(value)
     with Agent("other") as other:
         ends.here.connect_blocking(other.address, value).disconnect()

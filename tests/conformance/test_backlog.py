@@ -29,7 +29,7 @@ def test_who_is_cancelled_while_it_waits_leaves_the_others_in_their_order(seed: 
         for number in cancelled:
             waiting[number].cancel()
             assert waiting[number].state == "cancelled", f"seed {seed}"
-        first.release(1)
+        first.mark_ready(1)
         kept = [number for number in range(COUNT) if number not in cancelled]
         for number in kept:
             waiting[number].wait(BOUND_S)

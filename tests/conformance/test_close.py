@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from kvxfer import Agent, AgentOptions, Lease, Peer, Transfer
-from kvxfer.errors import AgentError, KvxferError, PeerError, TransferError, UsageError
+from kvxfer.errors import AgentError, KvxferError, NoAnswerError, PeerError, TransferError, UsageError
 from tests.waiting import until
 
 BOUND_S = 60.0
@@ -110,9 +110,9 @@ def test_connecting_to_one_who_says_nothing_ends_and_names_the_limit(given: floa
     options = AgentOptions(connect_timeout_s=0.05, transports=("tcp",))
     with Agent("here", options) as here, silent_listener() as server:
         target = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(PeerError, match=r"time to connect|within 0\.05 s") as caught:
+        with pytest.raises(NoAnswerError, match=r"time to connect|within 0\.05 s") as caught:
             here.connect_blocking(target, given)
-        assert caught.value.code == "unreachable"
+        assert isinstance(caught.value, TimeoutError)
         with pytest.raises(PeerError, match=r"time to connect|within 0\.05 s"):
             asyncio.run(here.connect(target, given))
         assert not here.peers
@@ -219,7 +219,7 @@ def verbs_of(here: Agent, there: Agent, draw: random.Random) -> list[Callable[[]
 
     def held() -> None:
         transfer = write(hold=True)
-        transfer.release(1)
+        transfer.mark_ready(1)
         transfer.cancel()
         _ = transfer.error, transfer.failed_blocks, transfer.stages, transfer.state
 

@@ -319,7 +319,7 @@ def test_a_directory_that_does_not_answer_does_not_outlast_connect(how: str) -> 
             connecting = partial(asyncio.run, here.connect("there", SHORT_S))
         with pytest.raises(PeerError, match=words) as caught:
             connecting()
-        assert caught.value.code == "unreachable"
+        assert caught.value.code == "no-answer"
         assert not directory.recovered.is_set(), "connect came back before the directory"
         directory.recover()
         until(lambda: not any(thread.name == "kvxfer-dial" for thread in threading.enumerate()))

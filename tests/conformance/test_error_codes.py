@@ -135,6 +135,11 @@ def nobody_there(ends: Ends) -> None:
         ends.near.connect_blocking(f"tcp://127.0.0.1:{taken.getsockname()[1]}", BOUND_S)
 
 
+def silent_one(ends: Ends) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ends.near.connect_blocking(f"tcp://127.0.0.1:{silent.getsockname()[1]}", 0.05)
+
+
 def address_that_is_taken(ends: Ends) -> None:
     Agent("x", listen=ends.far.address)
 
@@ -199,6 +204,7 @@ CAUSES: list[tuple[str, Callable[[Ends], object]]] = [
     ("auth-failed", two_secrets),
     ("peer-lost", another_service),
     ("unreachable", nobody_there),
+    ("no-answer", silent_one),
     ("closed", closed),
     ("forked", forked),
     ("system", address_that_is_taken),

@@ -124,7 +124,7 @@ def test_a_tag_that_is_expected_with_other_blocks_is_refused_at_once(ends: Ends)
         ("timeout_s", "5", "timeout_s must be seconds"),
         ("integrity", "yes", "integrity must be True, False or None"),
         ("lease", "7", "lease must be a LeaseToken"),
-        ("layers", 0, "layers must be consecutive whole numbers"),
+        ("layers", 0, "layers must be a range"),
         ("priority", "first", "priority must be 0 to 255, not 'first'"),
         ("priority", 256, "priority must be 0 to 255, not 256"),
         ("notify", "text", "a notification must be bytes, not str"),
@@ -224,12 +224,12 @@ def test_released_layers_are_counted_in_all_and_stay_released() -> None:
         incoming = decode.expect(b"req", blocks=[3])
         write = prefill.write(source, remote, [1], [3], notify=b"req", hold=True)
         for num_layers in (2, 1, 0):
-            write.release(num_layers)
+            write.mark_ready(num_layers)
         incoming.layer_blocking(1, 10)
         assert not incoming.layer_arrived(2)
-        write.release(4)
+        write.mark_ready(4)
         write.wait(10)
-        write.release(1)
+        write.mark_ready(1)
         assert write.succeeded
 
 

@@ -106,7 +106,7 @@ async def test_a_layer_of_all_ranks_is_waited_for_while_they_compute_it(ranks: R
         for write in writes:
             await asyncio.sleep(0)
             assert not waiting.done()
-            write.release(layer + 1)
+            write.mark_ready(layer + 1)
         await waiting
         assert (ranks.kv[layer][:, [2, 3]] == np.repeat([1, 2, 3], 2)[:, None]).all()
     await sent
@@ -141,9 +141,9 @@ async def _ended(group: Group) -> None:
 def test_cancelled_in_the_middle(ranks: Ranks) -> None:
     writes = [ranks.held(at, [at]) for at in range(NUM_RANKS)]
     group = Group(writes)
-    writes[0].release(NUM_LAYERS)
+    writes[0].mark_ready(NUM_LAYERS)
     writes[0].wait(BOUND_S)
-    writes[1].release(2)
+    writes[1].mark_ready(2)
     with pytest.raises(TimeoutError):
         group.wait(0.001)
     group.cancel()
@@ -184,9 +184,9 @@ def test_every_waiter_on_any_loop_or_thread_hears_the_same(ranks: Ranks) -> None
     for thread in threads:
         thread.start()
     started.wait()
-    writes[0].release(NUM_LAYERS)
+    writes[0].mark_ready(NUM_LAYERS)
     writes[2].cancel()
-    writes[1].release(NUM_LAYERS)
+    writes[1].mark_ready(NUM_LAYERS)
     for thread in threads:
         thread.join(BOUND_S)
     assert heard == ["cancelled"] * 6

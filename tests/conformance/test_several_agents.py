@@ -82,7 +82,9 @@ VERBS: dict[str, Verb] = {
     for what, call in {
         "region": lambda p, m, o, v=verb: getattr(m.agent, v)(o.region, m.remotes[0], [1], [2]),
         "remote_region": lambda p, m, o, v=verb: getattr(m.agent, v)(m.region, o.remotes[0], [1], [2]),
-        "layers": lambda p, m, o, v=verb: getattr(m.agent, v)(m.region, o.remotes[0], [1], [2], layers=[0]),
+        "layers": lambda p, m, o, v=verb: getattr(m.agent, v)(
+            m.region, o.remotes[0], [1], [2], layers=range(1)
+        ),
         "after=trigger": lambda p, m, o, v=verb: getattr(m.agent, v)(
             m.region, m.remotes[0], [1], [2], after=o.trigger
         ),

@@ -96,7 +96,7 @@ def test_a_transfer_is_shown_while_it_runs_and_when_it_has_ended(
     assert "prefill-0: kv" in row
     assert "0 B of" in row
     assert page.text("total-open") == "1"
-    held.release(SHAPE[0])
+    held.mark_ready(SHAPE[0])
     held.wait(BOUND_S)
     row = page.row("ended", "req-held")
     assert "done" in row

@@ -274,7 +274,7 @@ class Node:
         until(first.any, "nothing landed", timeout_s=timeout_s, pause_s=0.0002)
 
     def release(self, num_layers: int, work: int = -1) -> None:
-        self.works[work].release(num_layers)
+        self.works[work].mark_ready(num_layers)
 
     def wait_layer(self, layer: int, work: int = -1, timeout_s: float = BOUND_S) -> None:
         self.works[work].layer_blocking(layer, timeout_s)

@@ -388,7 +388,7 @@ def test_who_calls_a_stopped_agent_is_told_so_and_nobody_is_accused_of_another_s
     for _ in range(2):
         with pytest.raises(PeerError, match="although it accepted the connection: it is stopped") as caught:
             caller.connect(address, 0.5)
-        assert caught.value.code == "unreachable"
+        assert caught.value.code == "no-answer"
     victim.resume()
     caller.connect(address)
     victim.accept("caller")

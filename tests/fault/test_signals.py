@@ -96,7 +96,7 @@ for name, verb in verbs.items():
         verb()
     except KeyboardInterrupt:
         say("interrupted")
-write.release(node.num_layers)
+write.mark_ready(node.num_layers)
 write.wait(BOUND_S)
 assert incoming.state == "pending"
 assert node.peer_state() == ("open", "")

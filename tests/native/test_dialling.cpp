@@ -141,7 +141,7 @@ TEST(a_name_of_which_no_address_answers_says_what_became_of_each) {
   const SilentPort first("127.0.0.9", port), last("127.0.0.8", port);
   const Found silent = dial(*calling, several_at(port), kSecond / 2);
   CHECK_EQ(silent.state, "lost");
-  CHECK(silent.error.code() == Code::kUnreachable);
+  CHECK(silent.error.code() == Code::kNoAnswer);
   CHECK_EQ(silent.error.message(),
            "no answer from tcp://several.test:" + text +
                " within the time to connect (connect_timeout_s), after 127.0.0.9:" + text + " (no answer)");
@@ -159,7 +159,7 @@ TEST(who_connects_bears_with_a_handshake_for_as_long_as_with_connecting) {
   const std::string there = "tcp://127.0.0.1:" + std::to_string(ntohs(address.sin_port));
   const Found found = dial(*calling, there, kSecond / 4);
   CHECK_EQ(found.state, "lost");
-  CHECK(found.error.code() == Code::kUnreachable);
+  CHECK(found.error.code() == Code::kNoAnswer);
   CHECK_EQ(found.error.message(), "no answer from " + there +
                                       " within the time to connect (connect_timeout_s), although it accepted "
                                       "the connection: it is stopped or starved, or is not a kvxfer agent");

@@ -19,7 +19,7 @@ TEST(a_handshake_that_stalls_times_out) {
     CHECK_EQ(deadline, kStart + 2000 * kMs);
     CHECK_OK(session.on_time(deadline - 1));
     const Status status = session.on_time(deadline);
-    CHECK_EQ(status.code(), Code::kUnreachable);
+    CHECK_EQ(status.code(), Code::kNoAnswer);
     CHECK(says(status, "within 2000 ms"));
     CHECK(says(status, "(handshake_timeout_s)"));
     CHECK_EQ(session.state(), State::kClosed);
@@ -130,7 +130,7 @@ TEST(a_standstill_in_the_handshake_is_not_held_against_the_stranger_either) {
 
   Pair other;
   CHECK_OK(other.acceptor.on_time(pair.now));
-  CHECK_EQ(other.acceptor.on_time(pair.now + 1000 * kMs).code(), Code::kUnreachable);
+  CHECK_EQ(other.acceptor.on_time(pair.now + 1000 * kMs).code(), Code::kNoAnswer);
 }
 
 TEST(heartbeats_keep_an_idle_session_open) {

@@ -35,7 +35,7 @@ class Prefill:
         remote: kvxfer.RegionDescriptor = await peer.region("kv", timeout_s=10)
         transfer = self.agent.write(self.region, remote, [7, 9], [3, 4], notify=tag, hold=True, timeout_s=10)
         for count in range(1, len(transfer.layers) + 1):
-            transfer.release(count)
+            transfer.mark_ready(count)
         return transfer
 
 

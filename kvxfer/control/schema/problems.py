@@ -42,6 +42,7 @@ STATUSES: Final = {
     "unreachable": 502,
     "unavailable": 503,
     "draining": 503,
+    "no-answer": 504,
     "deadline": 504,
 }
 

@@ -462,7 +462,7 @@ Status Session::on_time(Time now) {
   forgive_standstill(now);
   if (state_ != State::kOpen) {
     if (now < give_up_at_) return Status();
-    return end(Event::kHandshakeTimeout, Code::kUnreachable,
+    return end(Event::kHandshakeTimeout, Code::kNoAnswer,
                peer_in_words() + ": no " + std::string(awaited_frame()) + " within " +
                    milliseconds(config_.handshake_timeout_ns) +
                    " of the connection (handshake_timeout_s); is the other end a kvxfer agent?");

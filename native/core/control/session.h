@@ -102,7 +102,7 @@ class Session {
   // Seals one message for the peer. Only while open.
   void send(Time now, const wire::Message& message);
 
-  // Puts due heartbeats into the output. kPeerSilent or kUnreachable (handshake) if time ran out. If the
+  // Puts due heartbeats into the output. kPeerSilent or kNoAnswer (handshake) if time ran out. If the
   // call comes much later than next_deadline(), this agent stood still, and the peer is given more time.
   Status on_time(Time now);
   Time next_deadline() const noexcept;

@@ -232,7 +232,7 @@ void Connections::expire(Connection& connection, Time now) {
       expect_by(connection, connection.due_at);
   } else if (connection.kind == Connection::Kind::kControl) {
     const std::string& tried = connection.dialling.tried();
-    engine_->end_session(now, connection.session, Code::kUnreachable,
+    engine_->end_session(now, connection.session, Code::kNoAnswer,
                          (connection.was_open ? "no rail to " + connection.address + " came up"
                                               : "no answer from " + connection.address) +
                              " within the time to connect (connect_timeout_s)" +

@@ -47,6 +47,7 @@ enum class Code : std::uint16_t {
   kAuthFailed = 73,
   kProtocol = 74,         // a malformed, replayed or oversized frame
   kUnreachable = 75,      // could not be connected to
+  kNoAnswer = 76,         // the time to connect was over
 
   // The agent is lost. -> AgentError
   kClosed = 90,

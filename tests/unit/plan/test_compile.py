@@ -210,7 +210,7 @@ def test_heads_that_an_end_does_not_hold_are_refused() -> None:
         code="out-of-range",
         heads=range(3),
     )
-    for heads in (range(0), range(0, 4, 2), [0, 2], 4):
+    for heads in (range(0), range(0, 4, 2), [0, 1], 4):
         refused(cache(), cache(), "heads", code="invalid-argument", heads=heads)
 
 

@@ -156,7 +156,7 @@ def test_tokens_beyond_a_table_are_refused() -> None:
     assert "token 8" in str(caught.value)
 
 
-@pytest.mark.parametrize("tokens", [range(0, 8, 2), range(8, 0, -1), range(-4, 4), range(-1), [0, 2], 4])
+@pytest.mark.parametrize("tokens", [range(0, 8, 2), range(8, 0, -1), range(-4, 4), range(-1), [0, 1], 4])
 def test_what_are_no_tokens_of_a_sequence_is_refused(tokens: Any) -> None:
     with pytest.raises(UsageError, match=r"^tokens ") as caught:
         pair_units(pages(4), pages(4), table(1, 2), table(9, 8), tokens)
