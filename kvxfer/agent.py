@@ -59,11 +59,11 @@ class Agent(Meeting, Moving, Receiving, Steering):
     no thread of their own. One event loop, several, or none may use an agent.
 
     ``timeout_s=None`` stands for an option in `connect` and `Peer.region` (``connect_timeout_s``) and in what
-    is posted, by `write`, `read`, `expect` and `CommandRing.prepare_write` (``transfer_timeout_s``). All other
-    verbs that take None wait without bound; `close` and `aclose` take only a number. When the time is over, a
-    verb that waits raises `TimeoutError`, and the operation that it waited for goes on. That of `connect` is a
-    `NoAnswerError`, because there is no session. Posted work ends with ``deadline``, which is no
-    `TimeoutError`: its pages are free.
+    is posted, by `write`, `read`, `expect` and `CommandRing.prepare_write` (``transfer_timeout_s``). All
+    other verbs that take None wait without bound; `close` and `aclose` take only a number. When the time is
+    over, a verb that waits raises `TimeoutError`, and the operation that it waited for goes on. That of
+    `connect` is a `NoAnswerError`, because there is no session. Posted work ends with ``deadline``, which is
+    no `TimeoutError`: its pages are free.
 
     Parameters
     ----------
@@ -89,8 +89,8 @@ class Agent(Meeting, Moving, Receiving, Steering):
     AgentError
         The address cannot be listened on, or the system refuses a resource.
     Exception
-        What the directory's ``publish`` raised; `NoAnswerError` if it did not answer. In both cases no agent was
-        made.
+        What the directory's ``publish`` raised; `NoAnswerError` if it did not answer. In both cases no agent
+        was made.
     """
 
     def __init__(

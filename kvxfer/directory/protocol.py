@@ -14,7 +14,8 @@ class Directory(Protocol):
     """Names and the entries of the agents that have them. All methods may be called from any thread.
 
     A directory is a convenience, not an authority: agents prove their identity in the handshake. A remote
-    directory may be slow, and each method may raise `PeerError` (``unreachable``, ``no-answer``) or `OSError`; agents
+    directory may be slow, and each method may raise `PeerError` (``unreachable``, ``no-answer``) or
+    `OSError`; agents
     tolerate both. ``kvxfer.testing.directories`` has the checks that each directory must pass.
     """
 

@@ -214,8 +214,8 @@ class CopyProgram:
         Raises
         ------
         UsageError
-            ``invalid-argument`` for another kind of object or other steps, ``out-of-range`` if an end does not
-            hold one of them.
+            ``invalid-argument`` for another kind of object or other steps, ``out-of-range`` if an end does
+            not hold one of them.
         """
         wanted = self.layers if layers is None else consecutive(layers, "layers")
         if wanted[0] < self.layers[0] or wanted[-1] > self.layers[-1]:
