@@ -15,7 +15,8 @@ class Directory(Protocol):
 
     A directory is a convenience, not an authority: agents prove their identity in the handshake. A remote
     directory may be slow, and each method may raise `PeerError` (``unreachable``, ``no-answer``) or
-    `OSError`; agents tolerate both. ``kvxfer.testing.directories`` has the checks that each directory must pass.
+    `OSError`; agents tolerate both. ``kvxfer.testing.directories`` has the checks that each directory must
+    pass.
     """
 
     def publish(self, entry: Entry, ttl_s: float | None = None, *, replace: bool = True) -> bool:
