@@ -90,7 +90,7 @@ def computed() -> NDArray[Any]:
 def daemon(folder: Path) -> Iterator[str]:
     """Runs ``kvxfer serve`` for a try: 64 MiB for pages, REST over a unix socket alone."""
     places = ["--runtime", f"{folder}/run", "--state", f"{folder}/state", "--listen", ""]
-    command = [sys.executable, "-m", "kvxfer.control", *places, "--pool-gib", "0.0625"]
+    command = [sys.executable, "-m", "kvxfer", "serve", *places, "--pool-gib", "0.0625"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

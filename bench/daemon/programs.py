@@ -121,7 +121,7 @@ def daemon(*arguments: str) -> Program:
     folder = _new_folder()
     place = Path(folder.name)
     places = ["--state", str(place / "state"), "--runtime", str(place / "run"), "--listen", ""]
-    return Program(["-m", "kvxfer.control", *places, *arguments], folder, place / "run/api.sock")
+    return Program(["-m", "kvxfer", "serve", *places, *arguments], folder, place / "run/api.sock")
 
 
 class Client:

@@ -105,7 +105,8 @@ def serve(
         raise invalid("--tls-certificate and --tls-key must be given together")
     if tls_client_ca is not None and tls_certificate is None:
         raise invalid("--tls-client-ca needs TLS: name --tls-certificate and --tls-key as well")
-    gc.disable()  # as in kvxfer/control/__main__.py
+    # Imported objects stay; collecting them now would take a tenth of the start. `run` collects once later.
+    gc.disable()
     from kvxfer.control.http.listening import Tls
     from kvxfer.control.serve import ServeOptions, role_files, run
 

@@ -9,9 +9,10 @@ from tests.forked import environment as environment
 from tests.forked import main as main
 
 MODULES: Final = (
-    "kvxfer.control.__main__",
+    "kvxfer.cli.serve",
     "kvxfer.control.serve",
     "tests.control.daemon_process",
+    "typer.main",
     "uvicorn.lifespan.on",
     "uvicorn.protocols.http.auto",
 )

@@ -162,7 +162,7 @@ class Program:
         return self.process.wait(BOUND_S)
 
 
-_PROGRAM = "import sys; from kvxfer.control.__main__ import main; sys.exit(main())"
+_PROGRAM = "import sys; from kvxfer.cli import main; sys.exit(main())"
 
 
 @contextmanager
@@ -171,17 +171,13 @@ def program(
     *arguments: str,
     agent: bool = False,
     under: tuple[str, ...] = (),
-    module: tuple[str, ...] = (),
 ) -> Iterator[Program]:
-    """Runs ``python -m kvxfer.control`` until the block ends.
-
-    It is a fork, unless it is to be another `module`, or `under` a command that becomes it.
-    """
-    told = ["--state", str(folder / "state"), "--runtime", str(folder / "run"), "--node", "node-a"]
+    """Runs ``kvxfer serve`` until the block ends: a fork, unless it is `under` a command that becomes it."""
+    told = ["serve", "--state", str(folder / "state"), "--runtime", str(folder / "run"), "--node", "node-a"]
     told += ["--listen", "127.0.0.1:0", *([] if agent else ["--no-agent"]), *arguments]
     process: subprocess.Popen[Any]
-    if under or module:
-        command = [*under, sys.executable, "-m", *(module or ("kvxfer.control",)), *told]
+    if under:
+        command = [*under, sys.executable, "-m", "kvxfer", *told]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     else:
         process = Forked(_PROGRAM, *told, engine="tests.control.forked", stderr=subprocess.PIPE, text=True)

@@ -18,8 +18,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvxfer.cli import main
 from kvxfer.control import serve as module
-from kvxfer.control.__main__ import main
 from kvxfer.control.http.http_protocol import QuietServer
 from kvxfer.control.http.listening import parse_listen, require_safe
 from tests.control.authority import Authority, openssl
@@ -59,7 +59,6 @@ NOT_STARTED = (
     ("--allow 10.0.0.0/99", "10.0.0.0/99"),
     ("--secret-file /nothing", "--secret-file /nothing cannot be read"),
     ("--secret-file /dev/null", "--secret-file /dev/null has 0 bytes"),
-    ("--secret /nothing", "/nothing"),
     ("--token reader=/etc/hostname", "write a role (read, transfer, admin)"),
     ("--token read=/etc/hostname", "a file with kvx_"),
     ("--token read=/nothing", "--token read=/nothing: the file cannot be read"),
@@ -77,10 +76,7 @@ def test_it_says_why_it_does_not_start(tmp_path: Path, capsys: pytest.CaptureFix
     with contextlib.chdir(tmp_path / "tls"):
         for number, (arguments, words) in enumerate(NOT_STARTED):
             folders = ("--state", str(tmp_path / f"s{number}"), "--runtime", str(tmp_path / f"r{number}"))
-            try:
-                status = main([*folders, "--no-agent", *arguments.split()])
-            except SystemExit as end:  # argparse's
-                status = int(end.code or 0)
+            status = main(["serve", *folders, "--no-agent", *arguments.split()])
             said = capsys.readouterr().err
             assert (status, words in said, "listening on" in said) == (2, True, False), (arguments, said)
 
@@ -95,7 +91,11 @@ def test_an_address_of_this_host_needs_no_tls() -> None:
     ("arguments", "environment", "words"),
     [
         (["--gpu", "99"], {}, "GPU"),
-        (["--no-agent", "--secret", __file__], {"KVXFER_TLS_CERTIFICATE": "node.pem"}, "certificates or a"),
+        (
+            ["--no-agent", "--secret-file", __file__],
+            {"KVXFER_TLS_CERTIFICATE": "node.pem"},
+            "certificates or a",
+        ),
         (["--no-agent", "--listen", "127.0.0.1:{port}"], {}, "is in use: stop the other program"),
     ],
 )
@@ -104,7 +104,7 @@ def test_a_daemon_that_cannot_run_ends_without_a_traceback(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         given = [each.replace("{port}", str(taken.getsockname()[1])) for each in arguments]
-        command = [sys.executable, "-m", "kvxfer.control", "--state", str(tmp_path / "s"), "--listen", ""]
+        command = [sys.executable, "-m", "kvxfer", "serve", "--state", str(tmp_path / "s"), "--listen", ""]
         done = subprocess.run(
             [*command, "--runtime", str(tmp_path / "r"), *given],
             capture_output=True,
@@ -181,7 +181,7 @@ def test_a_socket_that_a_killed_daemon_left_is_replaced(tmp_path: Path) -> None:
 def test_a_folder_of_another_daemon_is_refused_and_stays_that_ones(tmp_path: Path, shared: str) -> None:
     folders = {"--state": tmp_path / "state", "--runtime": tmp_path / "run"}
     with program(tmp_path) as daemon, daemon.client() as client:
-        command = [sys.executable, "-m", "kvxfer.control", "--listen", "", "--no-agent"]
+        command = [sys.executable, "-m", "kvxfer", "serve", "--listen", "", "--no-agent"]
         for option, folder in folders.items():
             command += [option, str(folder if option == shared else tmp_path / "other")]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
@@ -215,7 +215,7 @@ async def test_a_listener_that_fails_ends_the_daemon_with_its_error(
         await module.serve(options(tmp_path), asyncio.Event())
 
 
-# The rest that `kvxfer serve` and `python -m kvxfer.control` take; `program` gives four more.
+# The rest that `kvxfer serve` takes; `program` gives four more.
 ALL_OPTIONS = {
     "--host-name": "127.0.0.1",
     "--tls-certificate": "tls/node.pem",
@@ -236,10 +236,7 @@ ALL_OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("module", [("kvxfer", "serve"), ("kvxfer.control",)], ids=" ".join)
-def test_a_daemon_starts_with_every_option(
-    tmp_path: Path, module: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_starts_with_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Authority(tmp_path / "tls").of_node()
     monkeypatch.chdir(tmp_path)
     secret = f"kvx_{'0' * 16}_{'x' * 43}"
@@ -253,7 +250,7 @@ def test_a_daemon_starts_with_every_option(
     if spec("opentelemetry") is None or spec("opentelemetry.exporter") is None:
         del given["--otlp"]
     with (
-        program(tmp_path, *chain.from_iterable(given.items()), agent=True, module=module) as daemon,
+        program(tmp_path, *chain.from_iterable(given.items()), agent=True) as daemon,
         httpx.Client(
             base_url=daemon.url,
             verify=trusted,
@@ -271,10 +268,11 @@ def test_a_daemon_starts_with_every_option(
 
 def test_every_option_of_each_command_is_run_by_a_test() -> None:
     """Those of `kvxfer serve` by one start together."""
-    main = pytest.importorskip("typer.main", reason="kvxfer[cli] is not installed")
+    from typer.main import get_command
+
     from kvxfer.cli.app import build
 
-    group = main.get_command(build())
+    group = get_command(build())
     texts = [path.read_text() for path in (Path(__file__).parents[1]).rglob("test_*.py")]
     whole = "\n".join(texts)
     # A machine with a GPU is needed for the one.
