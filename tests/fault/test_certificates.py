@@ -289,6 +289,24 @@ def test_an_agent_reads_why_it_is_refused_and_whom_it_refuses(
     assert re.search(words, refusal(prefill, decode))
 
 
+def test_certificates_of_the_environment_are_as_those_of_options(
+    local: Local, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_other = authority.issue("kvxfer://other/prefill", allow=("*/*/*",))
+    ours = authority.issue(_DECODE, revoked=True)
+    with monkeypatch.context() as environment:
+        for name in ("certificate", "key", "authorities", "revoked"):
+            environment.setenv(f"KVXFER_TLS_{name.upper()}", os.fspath(getattr(ours, name)))
+        environment.setenv("KVXFER_TLS_ALLOW", "acme/*/* other/*/*")
+        environment.setenv("KVXFER_TLS_KERNEL", "never")
+        decode = local("decode", "tcp")
+    prefill = local("prefill", "tcp", tls=of_other)
+    prefill.connect(decode.address())
+    authority.revoke(of_other)
+    decode.agent.reload_certificates()
+    assert "revoked" in refusal(local("prefill", "tcp", tls=of_other), decode)
+
+
 # ---- downgrades -----------------------------------------------------------------------------------
 
 

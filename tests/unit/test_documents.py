@@ -176,6 +176,19 @@ def test_variables_of_the_environment_are_read_somewhere(document: Path) -> None
             assert name in defined(), f"nobody reads {name}"
 
 
+def test_each_variable_of_the_environment_is_in_the_table_and_set_by_a_test() -> None:
+    read = {
+        name
+        for folder in ("kvxfer", "connectors")
+        for path in (ROOT / folder).rglob("*.py")
+        for name in re.findall(r'(?<!b)"(KVXFER_[A-Z_]+)"', path.read_text())
+    }
+    section = (ROOT / "docs/programming.md").read_text().partition("## Environment variables")[2]
+    assert set(re.findall("`(KVXFER_[A-Z_]+)`", section)) == read
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    assert not {name for name in read if not re.search(rf"\b{name}\b", tests)}
+
+
 @every_document
 def test_public_names_are_there(document: Path) -> None:
     pytest.importorskip("kvxfer._native", reason="the native module is not built")
