@@ -14,7 +14,7 @@ constexpr Time kAfterNoMemory = 1'000'000;
 
 // In one round: newcomers that get their name or are refused, and bytes of changes of our regions that peers
 // are told. What is left waits for the next round, so that no session waits long for many others.
-constexpr int kMostSettledAtOnce = 16;
+constexpr int kMostDecidedAtOnce = 16;
 constexpr std::size_t kMostToldAtOnce = 256 * 1024;
 // A small change counts as much as sending it costs.
 constexpr std::size_t kLeastTold = 4096;
@@ -71,7 +71,7 @@ void Engine::end_starved() noexcept {
   context_.take_starved([&](SessionKey key) {
     const auto left = leaving_.find(key);
     context_.serve(key, [&] {
-      if (left != leaving_.end()) return let_go(key, left->second);
+      if (left != leaving_.end()) return end_parts(key, left->second);
       const Status why(Code::kExhausted, "there was not enough memory for what the session requested");
       context_.serve(key, [&] {  // otherwise it ends without a word
         if (Peer* const peer = sessions_.find(key)) sessions_.say_goodbye(*peer, why.code(), why.message());
@@ -84,7 +84,7 @@ void Engine::end_starved() noexcept {
 // False: memory is lacking for it. What is left of those sessions must not be served.
 bool Engine::finish_leaving() noexcept {
   try {
-    while (!leaving_.empty()) let_go(leaving_.begin()->first, leaving_.begin()->second);
+    while (!leaving_.empty()) end_parts(leaving_.begin()->first, leaving_.begin()->second);
     return true;
   } catch (const std::bad_alloc&) {
     return false;
@@ -95,7 +95,7 @@ bool Engine::finish_leaving() noexcept {
 // process is a new peer: its old connection ends by itself, mostly at once, or stays silent.
 void Engine::opened(Peer& peer) {
   limits_.has_opened(peer);
-  destinations_.judge_pace(peer.key());
+  destinations_.apply_limit(peer.key());
   if (sessions_.take_name(peer)) admit(peer);
 }
 
@@ -110,9 +110,9 @@ void Engine::admit(Peer& peer) {
   check_up(peer);
 }
 
-void Engine::settle_names() {
-  for (int count = 0; count < kMostSettledAtOnce; ++count) {
-    const std::optional<Sessions::Settled> next = sessions_.next_settled();
+void Engine::decide_names() {
+  for (int count = 0; count < kMostDecidedAtOnce; ++count) {
+    const std::optional<Sessions::Decided> next = sessions_.next_decided();
     if (!next) return;
     context_.serve(next->key, [&] {
       Peer& peer = *sessions_.find(next->key);
@@ -206,12 +206,12 @@ void Engine::lose(SessionKey key, Status reason) {
       throw;
     }
     limits_.remove_session(key);
-    let_go(key, leaving->second);
+    end_parts(key, leaving->second);
   });
 }
 
 // Called again if memory was lacking for all of it: passes over what is gone by then.
-void Engine::let_go(SessionKey key, const Status& reason) {
+void Engine::end_parts(SessionKey key, const Status& reason) {
   const std::vector<LeaseId> leases = leases_.of_holder(key);
   admission_.remove_session(key);
   // Local fences first: from here on nothing begins for this session, and works under way end.
@@ -258,7 +258,7 @@ void Engine::rail_up(Time now, SessionKey key, const RailInfo& info) {
     for (const RegionId region : peer_regions_.rail_up(rail)) destinations_.path_came(key, region);
     if (peer->role() == SessionRole::kInitiator) redials_.up(rail);
     sessions_.forget_rail(*peer, info.name.index);
-    if (info.name.life == 0) {
+    if (info.name.attempt == 0) {
       sessions_.rail_settled(*peer);
       return check_up(*peer);
     }
@@ -278,7 +278,7 @@ void Engine::rail_failed(Peer& peer, std::optional<wire::RailName> rail, std::st
   if (rail) {
     rails_.give_up(peer.key(), *rail);
     note_redial(peer, *rail, std::move(note), is_off);
-    if (rail->life != 0) return;
+    if (rail->attempt != 0) return;
   } else {
     sessions_.note(peer, std::move(note));
   }
@@ -500,7 +500,7 @@ void Engine::on_timer(const Timers::Due& due, Time late) {
     case TimerKind::kRedial: redials_.dial(key, static_cast<std::uint16_t>(due.b)); break;
     case TimerKind::kPace:
       limits_.on_timer(key);
-      destinations_.judge_pace(key);
+      destinations_.apply_limit(key);
       break;
     case TimerKind::kPath:
       if (Peer* peer = sessions_.find(key)) {
@@ -520,7 +520,7 @@ void Engine::pump(Time now) {
     return;
   }
   try {
-    if (sessions_.has_unsettled() && !closed_) settle_names();
+    if (sessions_.has_undecided() && !closed_) decide_names();
     if (sessions_.first_behind() != nullptr) tell_regions();
     if (expectations_.has_rest()) expectations_.end_rest();
     rails_.begin_round();
@@ -608,8 +608,8 @@ EngineLoad Engine::load() const noexcept {
 void Engine::close(Time now, const Status& why) {
   context_.now = now;
   closed_ = true;
-  sources_.let_streams_go();
-  destinations_.let_streams_go();
+  sources_.release_streams();
+  destinations_.release_streams();
   for (const SessionKey key : sessions_.keys()) end_session(now, key, why.code(), why.message());
   for (const auto& [id, region] : regions_.all())
     for (const LeaseId lease : leases_.of_region(id)) end_lease(lease, LeaseEvent::kRegionGone, why);

@@ -231,13 +231,13 @@ class Engine {
   bool has_work() const noexcept {  // for pump()
     return rails_.has_work() || destinations_.has_work() || sources_.has_work() ||
            admission_.has_any_backlog() || sessions_.has_work() || context_.has_starved() ||
-           sessions_.has_unsettled() || sessions_.first_behind() != nullptr || !leaving_.empty() ||
+           sessions_.has_undecided() || sessions_.first_behind() != nullptr || !leaving_.empty() ||
            expectations_.has_rest();
   }
   void dispatch(Peer& peer, wire::Message& message);
   void opened(Peer& peer);
   void admit(Peer& peer);
-  void settle_names();
+  void decide_names();
   void tell_regions();
   std::size_t tell_regions(Peer& peer, std::size_t most_nbytes);
   void check_up(Peer& peer);
@@ -263,7 +263,7 @@ class Engine {
   void end_starved() noexcept;
   void lose(SessionKey key, Status reason);
   bool finish_leaving() noexcept;
-  void let_go(SessionKey key, const Status& reason);
+  void end_parts(SessionKey key, const Status& reason);
   void end_lease(LeaseId lease, LeaseEvent event, const Status& why);
   void end_expectations(const std::vector<std::uint64_t>& handles, const Status& why);
   void end_pathless(Peer& peer);

@@ -188,7 +188,7 @@ Status Engine::limit_peer(Time now, const std::string& name, const PeerLimit& li
   context_.now = now;
   const Result<std::vector<SessionKey>> sessions = limits_.set(name, limit);
   if (!sessions.ok()) return sessions.status();
-  for (const SessionKey key : sessions.value()) context_.serve(key, [&] { destinations_.judge_pace(key); });
+  for (const SessionKey key : sessions.value()) context_.serve(key, [&] { destinations_.apply_limit(key); });
   end_starved();
   return {};
 }

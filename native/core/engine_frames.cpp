@@ -108,7 +108,7 @@ void Engine::dispatch(Peer& peer, wire::Message& message) {
   end_session(context_.now, peer.key(), breach.code(), breach.message());
 }
 
-// If that life is over here too, nothing is to be done: the two frames may cross, and may cross a redial.
+// If that attempt is over here too, nothing is to be done: the two frames may cross, and may cross a redial.
 void Engine::rail_given_up(Peer& peer, const wire::RailDown& down) {
   const Rail* const rail = rails_.at(peer.key(), down.rail.index);
   if (rail == nullptr || rail->info().name != down.rail) return;

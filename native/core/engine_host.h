@@ -55,7 +55,7 @@ class EngineHost {
   // The peer is authenticated. An initiator starts its rails here, and reports each later by rail_up or
   // rail_failed. Returns how many it started.
   virtual std::uint32_t session_open(SessionKey session) = 0;
-  // Dials again a rail that session_open started, in its next life. Later rail_up or rail_failed.
+  // Dials again a rail that session_open started, in its next attempt. Later rail_up or rail_failed.
   virtual void dial_rail(SessionKey session, const wire::RailName& rail) = 0;
   virtual Code post(RailId rail, const Work& work) = 0;  // see Transport::post
   // See Transport::choose; for a rail that takes both one-sided and two-sided works.

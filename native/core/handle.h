@@ -95,7 +95,7 @@ class Handle {
   // The engine's side.
   // For a handle that will end in this way. Streams go on before its fence: the fence waits for work of
   // the device, and those streams may hold up the device.
-  void let_streams_go(Outcome outcome) {
+  void release_streams(Outcome outcome) {
     locked([&] { go_on(outcome); });
   }
   void set_other_context(const wire::Bytes& context) {

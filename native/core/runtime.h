@@ -219,8 +219,8 @@ class Runtime final : private EngineHost {
   bool round(bool look);
   // Under the gate. A round threw what only a mistake of ours throws: the agent ends, and not the process.
   void give_up(const char* what) noexcept;
-  bool judge(Time now);  // checks deadlines; true if input came first
-  void settle(Time now);  // pump and flush
+  bool check_deadlines(Time now);  // true if input came first
+  void pump_and_flush(Time now);
   void flush_sockets();  // and collects the connections that closed meanwhile
   Time next_deadline() const;
   bool busy() const;
@@ -267,7 +267,7 @@ class Runtime final : private EngineHost {
   void emit(Event event) override;
   void random(std::span<std::byte> bytes) override;
 
-  bool rest();  // before sleeping: peers and devices are asked to announce what comes
+  bool arm();  // before sleeping: peers and devices are asked to announce what comes
   void log(std::string text);
 
   const RuntimeOptions options_;

@@ -61,9 +61,9 @@ void Runtime::Waker::on_ready(std::uint32_t) {
   (void)!::read(fd.get(), &count, sizeof count);
 }
 
-bool Runtime::rest() {
-  const bool rests = connections_.rest_rings();
-  return rails_.arm() && rests;
+bool Runtime::arm() {
+  const bool quiet = connections_.arm_rings();
+  return rails_.arm() && quiet;
 }
 
 bool Runtime::busy() const { return engine_->wants_pump() || rails_.busy(); }
@@ -107,7 +107,7 @@ void Runtime::run() {
       more = progress();
       deadline = next_deadline();
       thread_until_ = more || now() - moved_at < options_.spin_ns ? 0 : deadline;
-      if (thread_until_ != 0 && !rest()) {
+      if (thread_until_ != 0 && !arm()) {
         thread_until_ = 0;
         more = true;
       }
@@ -171,7 +171,7 @@ bool Runtime::round(bool look) {
   more = rails_.move(at, *engine_) || more;
   if (!triggers_.empty()) more = triggers_.look(*engine_, at) || more;
   if (!commands_.empty()) more = commands_.look(*engine_, at) || more;
-  if (next_deadline() <= at) more = judge(at) || more;
+  if (next_deadline() <= at) more = check_deadlines(at) || more;
   engine_->pump(at);
   // Pieces that those frames posted move at once: a page goes from the frame that offers it to the frame
   // that reports it without a system call in between that asks for other input.
@@ -193,7 +193,7 @@ bool Runtime::round(bool look) {
 
 // The thread may have stood still between its look at the sockets and `at`, and while memory keeps it busy
 // it does not look at them at all. Input that had come by then is read before time is held against a peer.
-bool Runtime::judge(Time at) {
+bool Runtime::check_deadlines(Time at) {
   bool more = connections_.read_rings();
   more = reactor_.run() || more;
   more = rails_.move(at, *engine_, true) || more;
@@ -205,7 +205,7 @@ bool Runtime::judge(Time at) {
   return more;
 }
 
-void Runtime::settle(Time at) {
+void Runtime::pump_and_flush(Time at) {
   try {
     engine_->pump(at);
     flush_sockets();
@@ -233,7 +233,7 @@ void Runtime::kick() {
     return;
   }
   // Before it sleeps, the thread asks peers to announce writes to rings that were read meanwhile.
-  if (!busy() && !connections_.has_failed_rails() && next_deadline() >= until && rest()) return;
+  if (!busy() && !connections_.has_failed_rails() && next_deadline() >= until && arm()) return;
   wake_reactor();
 }
 
@@ -277,7 +277,7 @@ void Runtime::wake_reactor() {
 Runtime::CallerTurn::CallerTurn(Runtime& owner) : runtime(owner), now((owner.gate_.lock(), Runtime::now())) {}
 
 Runtime::CallerTurn::~CallerTurn() {
-  runtime.settle(now);
+  runtime.pump_and_flush(now);
   runtime.kick();
   runtime.gate_.unlock();
 }
@@ -316,7 +316,7 @@ bool Runtime::serve() {
     do {
       progress();
       // From now on peers announce their writes over the socket: the loop is about to sleep.
-      left = left_ || connections_.has_failed_rails() || !rest();
+      left = left_ || connections_.has_failed_rails() || !arm();
     } while (left && (++rounds < kServeRounds || now() - start < kPollNs));
     left = left || unannounced();  // such words have to be looked at
     if (left && rails_.busy()) thread_serves_until_ = now() + kLongWork;
@@ -359,7 +359,7 @@ bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
         const std::lock_guard lock(gate_);
         more = progress();
         const bool sleeps = !more && now() - moved_at >= options_.spin_ns;
-        driver_until_ = sleeps && rest() ? std::min(next_deadline(), deadline) : 0;
+        driver_until_ = sleeps && arm() ? std::min(next_deadline(), deadline) : 0;
       }
       gate_.yield();
       const Time at = now();

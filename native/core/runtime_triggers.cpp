@@ -31,7 +31,7 @@ void Runtime::sleep(Time until, int bell) {
 bool Runtime::unannounced() const noexcept { return triggers_.unannounced() || commands_.any_open(); }
 
 Result<std::shared_ptr<Handle>> Runtime::post_after(TransferRequest request, After after) {
-  triggers_.let_go();
+  triggers_.free_ended();
   const std::uint32_t num_layers = request.num_layers, ready = after.layers_ready(num_layers);
   request.layers_ready = ready;
   std::optional<Result<std::shared_ptr<Handle>>> post = with_open_engine([&](Engine& engine, Time at) {

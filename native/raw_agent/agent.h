@@ -205,7 +205,7 @@ class Agent {
   Status start_ways(Request& request, Remote& remote);
   Status install(Request& request, Remote& remote);
   Status move_locally(Request& request);
-  void settle(Request& request);
+  void refresh(Request& request);
   std::vector<std::shared_ptr<Handle>> pending(const Request& request);
   Status send(SessionKey session, std::uint8_t kind, std::span<const std::byte> payload);
   std::string name_of(SessionKey session);

@@ -105,7 +105,7 @@ Status Agent::post(Request& request, wire::Bytes notify) {
             "a notification has up to " + std::to_string(wire::kMaxMessage - 1) + " bytes"};
   {
     const std::lock_guard lock(mutex_);
-    settle(request);
+    refresh(request);
     if (request.state_ == Request::State::kWaiting || request.state_ == Request::State::kMoving)
       return {Code::kRefused, "the transfer is under way"};
     request.notify_ = std::move(notify);
@@ -158,12 +158,12 @@ Status Agent::start_ways(Request& request, Remote& remote) {
     if (notifies) request.notify_.clear();
     return {};
   }
-  // Those that were posted end first: settle().
+  // Those that were posted end first: refresh().
   for (const auto& handle : request.handles_) runtime_->cancel(*handle);
   request.status_ = status;
   request.notify_.clear();
   request.ended_at_ = Runtime::now();
-  settle(request);
+  refresh(request);
   return status;
 }
 
@@ -194,7 +194,7 @@ Status Agent::install(Request& request, Remote& remote) {
 }
 
 // The request ends once all of its transfers have ended, or if it waited too long for the first one.
-void Agent::settle(Request& request) {
+void Agent::refresh(Request& request) {
   if (request.state_ == Request::State::kWaiting &&
       Runtime::now() - request.posted_at_ > options_.timeout_ns) {
     if (Remote* const remote = find(request.remote_))
@@ -224,7 +224,7 @@ Status Agent::check(Request& request) {
   for (int look = 0;; ++look) {
     {
       const std::lock_guard lock(mutex_);
-      settle(request);
+      refresh(request);
       switch (request.state_) {
         case Request::State::kMade: return {Code::kInvalidArgument, "the transfer was not posted"};
         case Request::State::kDone: return {};
@@ -270,7 +270,7 @@ Status Agent::release(Request& request) {
         std::erase_if(remote->waiting, [&](const auto& each) { return each.get() == &request; });
       request.state_ = Request::State::kMade;
     }
-    settle(request);
+    refresh(request);
     if (request.state_ == Request::State::kMoving) pending = request.handles_;
     request.notify_.clear();
     request.status_ = {Code::kCancelled, "the transfer was released"};

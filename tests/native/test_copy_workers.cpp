@@ -134,9 +134,9 @@ struct Buffers {
 };
 
 template <class Done>
-void help_until(CopyWorkers& workers, Done&& done) {
+void copy_until(CopyWorkers& workers, Done&& done) {
   while (!done())
-    if (workers.help() == 0) std::this_thread::yield();
+    if (workers.copy_slice_here() == 0) std::this_thread::yield();
 }
 
 TEST(every_block_of_many_copies_arrives_once) {
@@ -148,12 +148,12 @@ TEST(every_block_of_many_copies_arrives_once) {
     for (std::uint64_t i = 0; i < 40; ++i) buffers.emplace_back(kBlockNbytes * random.between(1, 60), i);
     std::vector<std::unique_ptr<Counted>> copies;
     for (Buffers& each : buffers) {
-      help_until(workers, [&] { return workers.has_room(); });
+      copy_until(workers, [&] { return workers.has_room(); });
       const auto num_blocks = static_cast<std::uint32_t>(each.src.size() / kBlockNbytes);
       copies.push_back(std::make_unique<Counted>(whole_move(each.dst.data(), num_blocks), each.src.data()));
       workers.add(*copies.back());
     }
-    help_until(workers, [&] {
+    copy_until(workers, [&] {
       return std::all_of(copies.begin(), copies.end(), [](const auto& copy) { return copy->landed(); });
     });
     for (std::size_t i = 0; i < copies.size(); ++i) {
@@ -173,16 +173,16 @@ TEST(a_pair_of_many_slices_arrives) {
   Buffers buffers(3 * kPairNbytes);
   Counted copy(whole_move(buffers.dst.data(), 3, kPairNbytes), buffers.src.data());
   workers.add(copy);
-  help_until(workers, [&] { return copy.landed(); });
+  copy_until(workers, [&] { return copy.landed(); });
   CHECK(buffers.arrived(kPairNbytes));
   CHECK(copy.num_slices >= 9);
 }
 
-// ---- errands ------------------------------------------------------------------------------------
+// ---- tasks ------------------------------------------------------------------------------------
 
 TEST(errands_are_done_at_the_same_time) {
-  // No errand ends before all have begun.
-  struct Meeting final : Errand {
+  // No task ends before all have begun.
+  struct Meeting final : Task {
     explicit Meeting(std::barrier<>& at) : all(at) {}
     void run() noexcept override {
       all.arrive_and_wait();
@@ -196,13 +196,13 @@ TEST(errands_are_done_at_the_same_time) {
   CopyWorkers workers(reactor, {.num_threads = kNum});
   std::barrier<> all(kNum);
   Meeting first(all), second(all), third(all);
-  Errand* const errands[] = {&first, &second, &third};
-  for (int round = 0; round < kNumRounds; ++round) workers.run_all(errands);
+  Task* const tasks[] = {&first, &second, &third};
+  for (int round = 0; round < kNumRounds; ++round) workers.run_all(tasks);
   for (const Meeting* each : {&first, &second, &third}) CHECK_EQ(each->num_done, kNumRounds);
 }
 
 TEST(errands_and_copies_do_not_wait_for_each_other) {
-  struct Counting final : Errand {
+  struct Counting final : Task {
     void run() noexcept override { ++num_done; }
     int num_done = 0;
   };
@@ -211,15 +211,15 @@ TEST(errands_and_copies_do_not_wait_for_each_other) {
   Buffers buffers(64 * kBlockNbytes);
   Held copy(whole_move(buffers.dst.data(), 64), buffers.src.data());
   workers.add(copy);
-  copy.gate.await_standing(1);  // the other thread is held, so this one does all errands alone
+  copy.gate.await_standing(1);  // the other thread is held, so this one does all tasks alone
   std::vector<Counting> counting(20);
-  std::vector<Errand*> errands;
-  for (Counting& each : counting) errands.push_back(&each);
-  workers.run_all(errands);
+  std::vector<Task*> tasks;
+  for (Counting& each : counting) tasks.push_back(&each);
+  workers.run_all(tasks);
   workers.run_all({});
   copy.gate.let_on(1000);
-  help_until(workers, [&] { return copy.landed(); });
-  workers.run_all(errands);
+  copy_until(workers, [&] { return copy.landed(); });
+  workers.run_all(tasks);
   for (const Counting& each : counting) CHECK_EQ(each.num_done, 2);
   CHECK(buffers.arrived());
 }
@@ -237,13 +237,13 @@ TEST(a_long_copy_lets_others_have_their_turns) {
   workers.add(second);
   std::uint64_t cost = 0;
   while (!second.landed()) {
-    const std::uint64_t copied = workers.help();
+    const std::uint64_t copied = workers.copy_slice_here();
     REQUIRE(copied != 0);
     cost += copied;
   }
   CHECK(cost <= SlicedCopy::kSliceCost + 1024 * 1024);
   first.gate.let_on(1000);
-  help_until(workers, [&] { return first.landed(); });
+  copy_until(workers, [&] { return first.landed(); });
   CHECK(large.arrived());
 }
 
@@ -256,7 +256,7 @@ TEST(a_stopped_copy_lands_when_the_last_thread_has_left_it) {
   copy.gate.await_standing(2);
   workers.stop(copy);
   CHECK(!workers.has_slices());
-  CHECK_EQ(workers.help(), 0u);
+  CHECK_EQ(workers.copy_slice_here(), 0u);
   CHECK(!copy.landed());
   copy.gate.let_on();
   copy.gate.await_standing(1);
@@ -336,7 +336,7 @@ TEST(a_copy_that_fails_lands_with_its_words_and_takes_no_more_slices) {
   for (const bool starves : {false, true}) {
     Failing copy(whole_move(buffers.dst.data(), 50), starves);
     workers.add(copy);
-    help_until(workers, [&] { return copy.landed(); });
+    copy_until(workers, [&] { return copy.landed(); });
     CHECK_EQ(copy.starved(), starves);
     CHECK_EQ(copy.status().code(), starves ? Code::kExhausted : Code::kSystem);
     if (!starves) CHECK_EQ(copy.status().message(), "it is torn");
@@ -368,7 +368,7 @@ TEST(threads_start_with_the_first_copy_and_end_with_their_owner) {
     Buffers buffers(kBlockNbytes);
     Counted copy(whole_move(buffers.dst.data(), 1), buffers.src.data());
     workers.add(copy);
-    help_until(workers, [&] { return copy.landed(); });
+    copy_until(workers, [&] { return copy.landed(); });
     CHECK_EQ(count(), 3);
     CHECK_EQ(reactor.num_handlers(), 1u);
   }

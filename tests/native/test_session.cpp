@@ -341,7 +341,7 @@ TEST(a_rail_of_another_session_index_or_transport_is_refused) {
   };
   CHECK(!with([](RailHello& m) { m.session[0] ^= std::byte{1}; }));
   CHECK(!with([](RailHello& m) { m.rail = 2; }));
-  CHECK(!with([](RailHello& m) { m.rail.life = 1; }));
+  CHECK(!with([](RailHello& m) { m.rail.attempt = 1; }));
   CHECK(!with([](RailHello& m) { m.rail = kNoRail; }));
   CHECK(!with([](RailHello& m) { m.transport = "shm"; }));
   CHECK(!with([](RailHello& m) { m.transport.clear(); }));

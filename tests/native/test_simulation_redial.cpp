@@ -26,7 +26,7 @@ RailId rail_1(Pair& pair) {
 std::vector<Time> redials(Pair& pair) {
   std::vector<Time> times;
   for (const auto& [at, rail] : pair.src.dials)
-    if (rail.index == 1 && rail.life != 0) times.push_back(at);
+    if (rail.index == 1 && rail.attempt != 0) times.push_back(at);
   return times;
 }
 

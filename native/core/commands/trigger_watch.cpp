@@ -61,7 +61,7 @@ void TriggerWatch::count() {
   empty_.store(waiting_.empty(), std::memory_order_relaxed);
 }
 
-void TriggerWatch::let_go() {
+void TriggerWatch::free_ended() {
   std::list<Waiting> over;
   const std::lock_guard lock(mutex_);
   over.swap(over_);

@@ -31,7 +31,7 @@ class TriggerWatch {
   bool empty() const noexcept { return empty_.load(std::memory_order_relaxed); }
   // Drops what ended transfers had kept. That is memory of callers, who may take locks of their own when
   // it is dropped. Without the gate.
-  void let_go();
+  void free_ended();
   void clear();
 
  private:
@@ -47,7 +47,7 @@ class TriggerWatch {
   const Trigger::Bell bell_;
   mutable std::mutex mutex_;
   std::list<Waiting> waiting_;
-  std::list<Waiting> over_;  // ended ones, for let_go() to drop
+  std::list<Waiting> over_;  // ended ones, for free_ended() to drop
   std::atomic<bool> empty_{true}, unannounced_{false};
 };
 

@@ -449,7 +449,7 @@ void Session::send([[maybe_unused]] Time now, const wire::Message& message) {
 // starved, or its machine was paused. That is not the peer's silence. What the peer sent may still be
 // unread. The peer may have stood still, too, and may come back a little later, so it has at least half the
 // limit left.
-void Session::forgive_standstill(Time now) {
+void Session::allow_for_standstill(Time now) {
   const Time limit = limit_ns(), late = now - std::max(next_deadline(), last_heard_at_);
   if (late < limit / 4 || num_standstills_ == kMaxStandstills) return;
   ++num_standstills_;
@@ -459,7 +459,7 @@ void Session::forgive_standstill(Time now) {
 
 Status Session::on_time(Time now) {
   if (state_ == State::kClosed) return Status();
-  forgive_standstill(now);
+  allow_for_standstill(now);
   if (state_ != State::kOpen) {
     if (now < give_up_at_) return Status();
     return end(Event::kHandshakeTimeout, Code::kNoAnswer,
@@ -553,7 +553,7 @@ wire::Digest Session::prove_rail(std::string_view label, const wire::RailName& r
     name[i] = static_cast<std::byte>(rail.index >> 8 * i);
     name[2 + i] = static_cast<std::byte>(instance >> 8 * i);
   }
-  for (std::size_t i = 0; i < 4; ++i) name[4 + i] = static_cast<std::byte>(rail.life >> 8 * i);
+  for (std::size_t i = 0; i < 4; ++i) name[4 + i] = static_cast<std::byte>(rail.attempt >> 8 * i);
   return hmac_sha256(rails_key_, {bytes_of(label), session_, name, bytes_of(channel), bytes_of(transport)});
 }
 
@@ -571,9 +571,9 @@ bool Session::verify_rail_hello(const wire::RailHello& hello, std::string_view c
   const wire::Digest expected =
       prove_rail("kvxfer/1 rail hello", hello.rail, hello.transport, hello.instance, channel);
   if (!equal_in_constant_time(hello.proof, expected)) return false;
-  if (hello.rail.index >= next_lives_.size()) next_lives_.resize(hello.rail.index + std::size_t{1});
-  if (hello.rail.life < next_lives_[hello.rail.index]) return false;
-  next_lives_[hello.rail.index] = hello.rail.life + std::uint64_t{1};
+  if (hello.rail.index >= next_attempts_.size()) next_attempts_.resize(hello.rail.index + std::size_t{1});
+  if (hello.rail.attempt < next_attempts_[hello.rail.index]) return false;
+  next_attempts_[hello.rail.index] = hello.rail.attempt + std::uint64_t{1};
   return true;
 }
 

@@ -148,7 +148,7 @@ class Session {
   Time last_heartbeat_at() const noexcept { return last_heartbeat_at_; }
 
   // Rail sockets are bound to the session: the initiator's first frame; the acceptor's check of it (it
-  // accepts each life of a rail once, and none before that one); the acceptor's answer; the initiator's
+  // accepts each attempt at a rail once, and none before that one); the acceptor's answer; the initiator's
   // check of the answer. `channel`: a key that only the two ends of an encrypted socket have, so no third
   // party stands between them.
   wire::Bytes rail_hello(const wire::RailName& rail, std::string_view transport, std::uint16_t instance = 0,
@@ -177,7 +177,7 @@ class Session {
   // end(kViolation), and a GOODBYE with the reason if the peer can check it.
   Status violate(Code code, std::string text);
   void say_goodbye(Code code, std::string text);
-  void forgive_standstill(Time now);
+  void allow_for_standstill(Time now);
   Time limit_ns() const noexcept;  // of the handshake, or of silence
 
   Status check_number_and_mac(const wire::Header& header, wire::ByteSpan frame);
@@ -235,7 +235,7 @@ class Session {
   Time last_heartbeat_at_ = 0;
   bool hurried_ = false;  // a caller waits for the next heartbeat
 
-  std::vector<std::uint64_t> next_lives_;  // by index, for rails that were accepted; at most 512 KiB
+  std::vector<std::uint64_t> next_attempts_;  // by index, for rails that were accepted; at most 512 KiB
 };
 
 }  // namespace kvxfer

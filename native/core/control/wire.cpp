@@ -101,11 +101,11 @@ void get(Reader& in, Proof& proof) { proof.proof = in.array<32>("proof"); }
 
 void put(Writer& out, const RailName& rail) {
   out.number(rail.index);
-  out.number(rail.life);
+  out.number(rail.attempt);
 }
 RailName get_rail(Reader& in, std::uint16_t last_index) {
   const auto index = in.number<std::uint16_t>("rail", 0, last_index);
-  return {index, in.number<std::uint32_t>("life")};
+  return {index, in.number<std::uint32_t>("attempt")};
 }
 
 void put(Writer& out, const RailHello& hello) {

@@ -135,12 +135,13 @@ struct Challenge {
 };
 struct Proof { Digest proof{}; };
 inline constexpr std::uint16_t kNoRail = 0xffff;
-// One life of one rail of a session. A rail that was lost is dialled again under its index, in the next
-// life, so a statement about an earlier life is never applied to it.
+// One attempt at one rail of a session. A rail that was lost is dialled again under its index, in the next
+// attempt, so a statement about an earlier one is never applied to it.
 struct RailName {
-  RailName(std::uint16_t its_index = 0, std::uint32_t its_life = 0) : index(its_index), life(its_life) {}
+  RailName(std::uint16_t its_index = 0, std::uint32_t its_attempt = 0)
+      : index(its_index), attempt(its_attempt) {}
   std::uint16_t index;
-  std::uint32_t life;
+  std::uint32_t attempt;
   auto operator<=>(const RailName&) const = default;
 };
 // A rail joins one instance of a transport at each end: HELLO names the initiator's instance, WELCOME the

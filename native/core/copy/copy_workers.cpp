@@ -22,8 +22,8 @@ namespace {
 // ends in its first turn.
 constexpr std::uint64_t kTurnCost = SlicedCopy::kSliceCost;
 
-// Rounds of errands follow each other closely, and waking a thread takes up to this long. So the threads
-// stay awake for this long after an errand, and the driving thread spins for this long before it sleeps
+// Rounds of tasks follow each other closely, and waking a thread takes up to this long. So the threads
+// stay awake for this long after an task, and the driving thread spins for this long before it sleeps
 // until the others have ended.
 constexpr std::chrono::microseconds kAwake{50};
 
@@ -81,7 +81,7 @@ void CopyWorkers::add(SharedCopy& copy) {
   call_one();
 }
 
-std::uint64_t CopyWorkers::help() noexcept {
+std::uint64_t CopyWorkers::copy_slice_here() noexcept {
   std::unique_lock lock(mutex_);
   return queue_.empty() ? 0 : copy_slice(lock, 0);
 }
@@ -104,26 +104,26 @@ void CopyWorkers::announce_next() noexcept {
   announces_ = true;
 }
 
-void CopyWorkers::run_all(std::span<Errand* const> errands) noexcept {
+void CopyWorkers::run_all(std::span<Task* const> tasks) noexcept {
   if (!started_) start();
   std::unique_lock lock(mutex_);
-  errands_ = errands;
-  num_errands_ = errands.size();
-  for (std::size_t others = 1; others < errands.size(); ++others) call_one();
-  while (!errands_.empty()) run_errand(lock);
+  tasks_ = tasks;
+  num_errands_ = tasks.size();
+  for (std::size_t others = 1; others < tasks.size(); ++others) call_one();
+  while (!tasks_.empty()) run_errand(lock);
   await_awake(lock, Clock::now() + kAwake, [this] { return num_running_ == 0; });
   landed_.wait(lock, [this] { return num_running_ == 0; });
 }
 
 void CopyWorkers::run_errand(std::unique_lock<std::mutex>& lock) noexcept {
-  Errand& errand = *errands_.front();
-  errands_ = errands_.subspan(1);
+  Task& task = *tasks_.front();
+  tasks_ = tasks_.subspan(1);
   --num_errands_;
   ++num_running_;
   lock.unlock();
-  errand.run();
+  task.run();
   lock.lock();
-  if (--num_running_ == 0 && errands_.empty()) landed_.notify_all();
+  if (--num_running_ == 0 && tasks_.empty()) landed_.notify_all();
 }
 
 template <class IsSo>
@@ -139,7 +139,7 @@ void CopyWorkers::run(std::size_t thread) noexcept {
   std::unique_lock lock(mutex_);
   Clock::time_point awake_until{};
   while (!ends_) {
-    if (!errands_.empty()) {
+    if (!tasks_.empty()) {
       run_errand(lock);
       awake_until = Clock::now() + kAwake;
       continue;

@@ -5,7 +5,7 @@
 // it. The driving thread made the copy, finds that it has landed, and only then lets go of what the copy
 // reads and writes: the landing is the fence of its work. Threads sleep while no slice is left.
 //
-// The threads also run errands: several short tasks that may run at the same time. The driving thread runs
+// The threads also run tasks: several short tasks that may run at the same time. The driving thread runs
 // some of them and waits until all have ended.
 #pragma once
 
@@ -65,12 +65,12 @@ class SharedCopy {
 };
 
 // A short task. One thread runs it, while other threads run others.
-class Errand {
+class Task {
  public:
   virtual void run() noexcept = 0;
 
  protected:
-  ~Errand() = default;
+  ~Task() = default;
 };
 
 class CopyWorkers {
@@ -108,13 +108,13 @@ class CopyWorkers {
   // True if slices wait to be taken.
   bool has_slices() const noexcept { return num_queued_.load(std::memory_order_relaxed) != 0; }
   // Copies a slice on this thread, as number 0. Returns its cost; 0 if no slice was left.
-  std::uint64_t help() noexcept;
+  std::uint64_t copy_slice_here() noexcept;
   // Begins no more slices of it. It lands when the last thread has left it, perhaps at once.
   void stop(SharedCopy& copy) noexcept;
   // Sleeps until a stopped copy has landed.
   void await(const SharedCopy& copy) noexcept;
-  // Runs all errands, on this thread and on threads that are free. Returns when the last one has ended.
-  void run_all(std::span<Errand* const> errands) noexcept;
+  // Runs all tasks, on this thread and on threads that are free. Returns when the last one has ended.
+  void run_all(std::span<Task* const> tasks) noexcept;
   // From now on the next landing makes a descriptor readable that the reactor watches. Earlier landings
   // are not announced.
   void announce_next() noexcept;
@@ -149,7 +149,7 @@ class CopyWorkers {
   std::vector<SharedCopy*>
       queue_;  // copies with slices left; has room for most_queued_, and for those that come back
   std::atomic<std::size_t> num_queued_{0};
-  std::span<Errand* const> errands_;  // not begun yet
+  std::span<Task* const> tasks_;  // not begun yet
   std::atomic<std::size_t> num_errands_{0}, num_running_{0};  // not begun yet; begun and not ended
   std::size_t num_idle_ = 0, num_called_ = 0;  // sleeping threads, and how many of them were woken
   bool announces_ = false, ends_ = false;

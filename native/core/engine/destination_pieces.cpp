@@ -102,7 +102,7 @@ bool Destinations::post_next(SessionKey session) {
     const bool fetched = work.kind == WorkKind::kFetch;
     const Code posted = rails_.post(*rail, fetched ? WorkUse::kFetch : WorkUse::kReceive, work, *destination);
     if (posted != Code::kOk) {
-      rails_.rest(*rail, destination->priority);
+      rails_.note_again(*rail, destination->priority);
       if (posted == Code::kAgain) context_.pump_again = true;
       from = choice.class_end;
       continue;
@@ -155,7 +155,7 @@ Destinations::Choice Destinations::choose_rail(const Destination& destination) {
     choice.is_reachable = true;
     const std::size_t of_class = rail->class_of(priority);
     choice.class_end = std::max(choice.class_end, capabilities.classes.end(of_class));
-    if (rail->lane(priority).rests()) continue;
+    if (rail->lane(priority).said_again()) continue;
     if (soonest == nullptr || rail->is_sooner(*soonest, priority)) soonest = rail;
     if (rail->is_full(priority) || rails_.outstanding(of_class) >= kMaxOutstandingPieces) continue;
     if (best == nullptr || rail->is_sooner(*best, priority)) best = rail;

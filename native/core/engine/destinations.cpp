@@ -266,10 +266,10 @@ void Destinations::fail(Destination& destination, TransferEvent event, Status wh
   context_.timers.clear(destination.timer);
   destination.reason = as_loss(std::move(why));
   destination.to_credit.clear();
-  let_go(destination);
-  if (destination.handle) destination.handle->let_streams_go(outcome_of(destination.state));
+  give_back(destination);
+  if (destination.handle) destination.handle->release_streams(outcome_of(destination.state));
   if (destination.expectation && expectations_.contains(destination.expectation->handle()->id()))
-    destination.expectation->handle()->let_streams_go(outcome_of(destination.state));
+    destination.expectation->handle()->release_streams(outcome_of(destination.state));
   admission_.closed(destination);
   if (!destination.posted.empty()) draining_.begin(destination);  // the fence
   if (tell_peer && told && !destination.owes_word) tell_failure(destination);
@@ -329,11 +329,11 @@ std::string Destinations::pace_in_words(const Expectation& expectation) const {
   return "";
 }
 
-// See Sources::let_streams_go.
-void Destinations::let_streams_go() {
+// See Sources::release_streams.
+void Destinations::release_streams() {
   for (const auto& [key, destination] : ends_) {
-    if (destination->handle) destination->handle->let_streams_go(Outcome::kFailed);
-    if (destination->expectation) destination->expectation->handle()->let_streams_go(Outcome::kFailed);
+    if (destination->handle) destination->handle->release_streams(Outcome::kFailed);
+    if (destination->expectation) destination->expectation->handle()->release_streams(Outcome::kFailed);
   }
 }
 

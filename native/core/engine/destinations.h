@@ -95,13 +95,13 @@ class Destinations final : public TransferEnds<Destination> {
   void end_expectation(std::uint64_t handle, TransferState state, Status why);
   void remove_session(SessionKey session) { turns_.remove_session(session); }
   // The limit of this session was set or changed, or lets it post again.
-  void judge_pace(SessionKey session) {
+  void apply_limit(SessionKey session) {
     turns_.set_apart(session, limits_.is_paced(session));
-    turns_.let_go(session);
+    turns_.release(session);
   }
   // Added to the reason why an expectation was late: the rate limits of its writers, if they have any.
   std::string pace_in_words(const Expectation& expectation) const;
-  void let_streams_go();
+  void release_streams();
 
  private:
   // destinations.cpp
@@ -113,7 +113,7 @@ class Destinations final : public TransferEnds<Destination> {
   void fail(Destination& destination, TransferEvent event, Status why, bool tell_peer);
   void tell_failure(const Destination& destination);
   void drained(Destination& destination) override;
-  void let_go(Destination& destination) override { sums_.forget(destination.key); }
+  void give_back(Destination& destination) override { sums_.forget(destination.key); }
 
   // destination_pieces.cpp
   void list(Destination& destination);

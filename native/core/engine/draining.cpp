@@ -13,7 +13,7 @@ void Draining::begin(TransferEnd& transfer) {
 }
 
 void Draining::tell(TransferEnd& transfer) {
-  if (transfer.handle) transfer.handle->let_streams_go(Outcome::kFailed);
+  if (transfer.handle) transfer.handle->release_streams(Outcome::kFailed);
   const Time lasts = context_.now - transfer.draining_since;
   transfer.set_timer(context_.timers,
                      time_after(context_.now, std::max(lasts, context_.config.session.silent_ns)));

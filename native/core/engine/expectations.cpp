@@ -163,7 +163,7 @@ void Expectations::end(const std::shared_ptr<Expectation>& expectation, Transfer
   ending_.insert_or_assign(handle, Ending{expectation, state, why, num_draining, false});
   remember_ended(*expectation);
   withdraw(*expectation);
-  if (state != TransferState::kDone) expectation->handle()->let_streams_go(outcome_of(state));
+  if (state != TransferState::kDone) expectation->handle()->release_streams(outcome_of(state));
   if (num_draining == 0) fenced(handle);
 }
 

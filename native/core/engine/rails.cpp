@@ -45,7 +45,7 @@ Rail& Rails::add(SessionKey session, const RailInfo& info) {
   rail.session_ = session;
   OfSession& all = sessions_[session];
   all.alive.push_back(&rail);
-  all.newest[info.name.index] = {info.name.life};
+  all.newest[info.name.index] = {info.name.attempt};
   return rail;
 }
 
@@ -73,15 +73,15 @@ Rail* Rails::at(SessionKey session, std::uint16_t index) {
 }
 
 void Rails::expect(SessionKey session, const wire::RailName& rail) {
-  sessions_[session].newest[rail.index] = {rail.life, true};
+  sessions_[session].newest[rail.index] = {rail.attempt, true};
 }
 
 void Rails::give_up(SessionKey session, const wire::RailName& rail) {
-  Life& life = sessions_[session].newest[rail.index];
-  if (rail.life >= life.number) life = {rail.life};
+  Attempt& attempt = sessions_[session].newest[rail.index];
+  if (rail.attempt >= attempt.number) attempt = {rail.attempt};
 }
 
-const Rails::Life* Rails::newest(SessionKey session, std::uint16_t index) const {
+const Rails::Attempt* Rails::newest(SessionKey session, std::uint16_t index) const {
   auto all = sessions_.find(session);
   if (all == sessions_.end()) return nullptr;
   auto found = all->second.newest.find(index);
@@ -89,14 +89,14 @@ const Rails::Life* Rails::newest(SessionKey session, std::uint16_t index) const 
 }
 
 bool Rails::is_expected(SessionKey session, const wire::RailName& rail) const {
-  const Life* const life = newest(session, rail.index);
-  return life != nullptr && life->expected && life->number == rail.life;
+  const Attempt* const attempt = newest(session, rail.index);
+  return attempt != nullptr && attempt->expected && attempt->number == rail.attempt;
 }
 
 bool Rails::is_over(SessionKey session, const wire::RailName& rail) const {
-  const Life* const life = newest(session, rail.index);
-  if (life == nullptr || rail.life > life->number) return false;
-  return rail.life < life->number || !life->expected;
+  const Attempt* const attempt = newest(session, rail.index);
+  if (attempt == nullptr || rail.attempt > attempt->number) return false;
+  return rail.attempt < attempt->number || !attempt->expected;
 }
 
 void Rails::remove(Rail& rail) {
@@ -146,16 +146,16 @@ void Rails::forget_posted(WorkId work, TransferEnd& transfer) {
   if (const auto found = works_.find(work); found != works_.end()) spare_works_.erase(works_, found);
 }
 
-void Rails::rest(Rail& rail, std::uint8_t priority) {
-  rail.lanes_[rail.class_of(priority)].rests_ = true;
-  resting_.push_back(rail.id());
+void Rails::note_again(Rail& rail, std::uint8_t priority) {
+  rail.lanes_[rail.class_of(priority)].said_again_ = true;
+  saying_again_.push_back(rail.id());
 }
 
 void Rails::begin_round() {
-  for (const RailId id : resting_)
+  for (const RailId id : saying_again_)
     if (auto rail = rails_.find(id); rail != rails_.end())
-      for (Rail::Lane& lane : rail->second.lanes_) lane.rests_ = false;
-  resting_.clear();
+      for (Rail::Lane& lane : rail->second.lanes_) lane.said_again_ = false;
+  saying_again_.clear();
 }
 
 void Rails::stop(const TransferEnd& transfer) {

@@ -34,7 +34,7 @@ class Rail {
   class Lane {
    public:
     std::uint32_t outstanding() const noexcept { return outstanding_; }
-    bool rests() const noexcept { return rests_; }
+    bool said_again() const noexcept { return said_again_; }
 
    private:
     friend class Rail;
@@ -45,7 +45,7 @@ class Rail {
     Time pace_ns_ = 0;  // time between two pieces while enough of them are under way; 0: not known
     Time measured_at_ = 0;
     std::uint32_t num_measured_ = 0;  // since then
-    bool rests_ = false;  // the rail said "again" in this round
+    bool said_again_ = false;  // the rail said "again" in this round
   };
   std::size_t class_of(std::uint8_t priority) const noexcept { return capabilities().classes.of(priority); }
   const Lane& lane(std::uint8_t priority) const noexcept { return lanes_[class_of(priority)]; }
@@ -102,7 +102,7 @@ class Rails {
   void expect(SessionKey session, const wire::RailName& rail);  // it is being dialled again
   void give_up(SessionKey session, const wire::RailName& rail);  // it did not come up
   bool is_expected(SessionKey session, const wire::RailName& rail) const;
-  // That life of a rail that is not up.
+  // That attempt of a rail that is not up.
   bool is_over(SessionKey session, const wire::RailName& rail) const;
 
   // ---- works
@@ -116,7 +116,7 @@ class Rails {
   // remembers it.
   Code post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfer);
   // Posts no more works of that class on the rail in this round.
-  void rest(Rail& rail, std::uint8_t priority);
+  void note_again(Rail& rail, std::uint8_t priority);
   // The posted works of an ended transfer are to end. The engine no longer waits for them: they keep no
   // other work from being posted, and the rail does not count as silent because of them. The rail itself
   // bounds what it has under way.
@@ -144,17 +144,17 @@ class Rails {
   void watch_on(Rail& rail);  // it is silent, and kept
 
   void begin_round();
-  bool has_work() const noexcept { return !resting_.empty() || !stopping_.empty(); }  // in this round
+  bool has_work() const noexcept { return !saying_again_.empty() || !stopping_.empty(); }  // in this round
 
  private:
-  struct Life {
+  struct Attempt {
     std::uint32_t number = 0;
     bool expected = false;
   };
-  const Life* newest(SessionKey session, std::uint16_t index) const;
+  const Attempt* newest(SessionKey session, std::uint16_t index) const;
   struct OfSession {
     std::vector<Rail*> alive;
-    std::map<std::uint16_t, Life> newest;  // by index
+    std::map<std::uint16_t, Attempt> newest;  // by index
     std::set<std::string> lost;  // transports of rails that were up and went down
   };
   struct Record {
@@ -181,7 +181,7 @@ class Rails {
   WorkId next_work_ = 1;
   std::uint32_t outstanding_ = 0;
   std::array<std::uint32_t, PriorityClasses::kMost> outstanding_of_{};
-  std::vector<RailId> resting_;
+  std::vector<RailId> saying_again_;
   std::vector<RailId> stopping_;  // rails with works to be cancelled
 };
 

@@ -14,7 +14,7 @@ Time Redials::again(SessionKey session, const wire::RailName& rail) {
   const bool held = place.up_at && context_.now - *place.up_at >= kLongestWait;
   place.wait = place.wait == 0 || held ? kFirstWait : std::min(2 * place.wait, kLongestWait);
   place.up_at.reset();
-  place.life = rail.life + 1;
+  place.attempt = rail.attempt + 1;
   std::array<std::byte, sizeof(std::uint64_t)> bytes;
   context_.host.random(bytes);
   std::uint64_t drawn;
@@ -27,15 +27,15 @@ Time Redials::again(SessionKey session, const wire::RailName& rail) {
 void Redials::dial(SessionKey session, std::uint16_t index) {
   Place& place = places_.at({session, index});
   place.timer.reset();
-  rails_.expect(session, {index, place.life});
-  context_.host.dial_rail(session, {index, place.life});
+  rails_.expect(session, {index, place.attempt});
+  context_.host.dial_rail(session, {index, place.attempt});
 }
 
 void Redials::hold(SessionKey session, const wire::RailName& rail) {
   Place& place = places_[{session, rail.index}];
   context_.timers.clear(place.timer);
   place = {};
-  place.life = rail.life + 1;
+  place.attempt = rail.attempt + 1;
   place.is_held = true;
 }
 

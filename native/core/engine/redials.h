@@ -34,7 +34,7 @@ class Redials {
 
  private:
   struct Place {  // of a session's rail
-    std::uint32_t life = 0;
+    std::uint32_t attempt = 0;
     Time wait = 0;
     std::optional<Time> up_at;
     bool is_held = false;

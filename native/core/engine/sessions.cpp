@@ -148,20 +148,20 @@ void Sessions::answered(const Peer& peer) noexcept {
 }
 
 void Sessions::unsettle(PeerName& name) noexcept {
-  if (!std::exchange(name.is_unsettled, true)) unsettled_.push_back(name);
+  if (!std::exchange(name.is_unsettled, true)) undecided_.push_back(name);
 }
 
-std::optional<Sessions::Settled> Sessions::next_settled() {
-  while (PeerName* const name = unsettled_.first()) {
+std::optional<Sessions::Decided> Sessions::next_decided() {
+  while (PeerName* const name = undecided_.first()) {
     if (!name->waiting.empty()) {
       const auto [since, first] = *name->waiting.begin();
-      if (name->owners.empty()) return Settled{first, true};
+      if (name->owners.empty()) return Decided{first, true};
       const auto of_owner = name->by_process.lower_bound({name->owner, 0});
       if (of_owner != name->by_process.end() && of_owner->first == name->owner)
-        return Settled{of_owner->second, true};
-      if (name->answered_at >= since) return Settled{first, false};
+        return Decided{of_owner->second, true};
+      if (name->answered_at >= since) return Decided{first, false};
     }
-    unsettled_.remove(*name);
+    undecided_.remove(*name);
     name->is_unsettled = false;
   }
   return std::nullopt;
@@ -191,7 +191,7 @@ void Sessions::forget_names(const Peer& peer) noexcept {
   if (!name.owners.empty()) return;
   name.answered_at = 0;
   if (!name.waiting.empty()) return unsettle(name);
-  if (name.is_unsettled) unsettled_.remove(name);
+  if (name.is_unsettled) undecided_.remove(name);
   names_.erase(*peer.name_);
 }
 

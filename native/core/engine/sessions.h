@@ -126,12 +126,12 @@ class Sessions {
   // On its timer. Returns the sessions that have not answered; the timer is armed again.
   std::vector<SessionKey> waited_enough(Peer& peer);
   // What names need, one step at a time: a peer that waits gets its name, or is refused.
-  struct Settled {
+  struct Decided {
     SessionKey key;
     bool gets_name;
   };
-  std::optional<Settled> next_settled();
-  bool has_unsettled() const noexcept { return !unsettled_.empty(); }
+  std::optional<Decided> next_decided();
+  bool has_undecided() const noexcept { return !undecided_.empty(); }
   void admit(Peer& peer);  // it waits no more
 
   // ---- changes of our regions: peers are told one after the other, since there may be many
@@ -208,7 +208,7 @@ class Sessions {
   std::map<wire::Id128, SessionKey>
       by_id_;  // of open sessions that this end took: this end drew their numbers
   PeerNames names_;  // of all that have opened
-  LinkedList<PeerName> unsettled_;
+  LinkedList<PeerName> undecided_;
   LinkedList<Peer> behind_;
   std::map<SessionKey, PeerView> lost_;  // the newest kMaxLost
   // Sessions that a round has to flush, so that idle peers cost nothing.

@@ -156,7 +156,7 @@ void Sources::on(Peer& peer, const wire::Done& done) {
   // still reads pages. They are the caller's again when the last send has completed.
   admission_.closed(*source);
   if (source->posted.empty()) return drained(*source);
-  let_go(*source);
+  give_back(*source);
   draining_.begin(*source);
 }
 
@@ -190,14 +190,14 @@ void Sources::send_pieces(Source& source) {
     if (queue == source.to_send.end() || !rail->capabilities().two_sided ||
         !rail->capabilities().memory.has(source.memory))
       continue;
-    while (!queue->second.empty() && !rail->lane(source.priority).rests()) {
+    while (!queue->second.empty() && !rail->lane(source.priority).said_again()) {
       Run& run = queue->second.front();
       Work work;
       work.kind = WorkKind::kSend;
       work.piece = run.first_piece;
       work.move = source.move;
       if (rails_.post(*rail, WorkUse::kSend, work, source) == Code::kAgain) {
-        rails_.rest(*rail, source.priority);
+        rails_.note_again(*rail, source.priority);
         context_.pump_again = true;
         break;
       }
@@ -228,7 +228,7 @@ void Sources::rail_up(const Rail& rail) {
   const wire::RailName& name = rail.info().name;
   for (const TransferKey& key : ends_.of_session(rail.session())) {
     Source& source = *ends_.find(key);
-    // Pieces are early no more: they were asked for over this rail, or over a life of it that never came
+    // Pieces are early no more: they were asked for over this rail, or over an attempt at it that never came
     // up here.
     auto queue = source.to_send.lower_bound({name.index, 0});
     while (queue != source.to_send.end() && queue->first <= name) {
@@ -273,13 +273,11 @@ void Sources::on_timer(TransferKey key) {
 
 // ---- ends ---------------------------------------------------------------------------------------
 
-void Sources::release_fence(Source& source) {
-  if (!source.fence) return;
-  fences_.give_back(*source.fence);
-  source.fence.reset();
-}
-
-void Sources::forget_asked(Source& source) {
+void Sources::give_back(Source& source) {
+  if (source.fence) {
+    fences_.give_back(*source.fence);
+    source.fence.reset();
+  }
   source.to_send.clear();
   sending_.erase(source.key);
   sums_.forget(source.key);
@@ -311,8 +309,8 @@ void Sources::fail(Source& source, TransferEvent event, Status why, bool tell_pe
   if (!told) source.owes_word = false;  // the destination has never heard of it
   context_.timers.clear(source.timer);
   source.reason = as_loss(std::move(why));
-  if (source.handle) source.handle->let_streams_go(outcome_of(source.state));
-  let_go(source);  // a peer that still reads finds out before it says done
+  if (source.handle) source.handle->release_streams(outcome_of(source.state));
+  give_back(source);  // a peer that still reads finds out before it says done
   admission_.closed(source);
   if (is_under_way(source)) draining_.begin(source);
   // A destination that owes its last word has to hear of each end.
@@ -342,9 +340,9 @@ void Sources::drained(Source& source) {
 
 // Releases all of them before the first rail drops memory. Dropping memory may wait for the whole device,
 // and a stream that waits for a transfer holds up the device.
-void Sources::let_streams_go() {
+void Sources::release_streams() {
   for (const auto& [key, source] : ends_)
-    if (source->handle) source->handle->let_streams_go(Outcome::kFailed);
+    if (source->handle) source->handle->release_streams(Outcome::kFailed);
 }
 
 }  // namespace kvxfer

@@ -62,7 +62,7 @@ class Sources final : public TransferEnds<Source> {
   // ---- ends
   void fail(TransferKey key, TransferEvent event, Status why, bool tell_peer);
   void remove_session(SessionKey session) { fences_.remove_session(session); }
-  void let_streams_go();
+  void release_streams();
 
   std::size_t num_fences() const noexcept { return fences_.num_used(); }
 
@@ -73,12 +73,7 @@ class Sources final : public TransferEnds<Source> {
   void fail(Source& source, TransferEvent event, Status why, bool tell_peer);
   bool is_under_way(const Source& source) const override;
   void drained(Source& source) override;
-  void let_go(Source& source) override {
-    release_fence(source);
-    forget_asked(source);
-  }
-  void release_fence(Source& source);
-  void forget_asked(Source& source);
+  void give_back(Source& source) override;
 
   FenceSlots fences_;
   std::set<TransferKey> sending_;  // sources with pieces that wait because a rail said "again"

@@ -9,7 +9,7 @@
 namespace kvxfer {
 
 // What one thread computes in a turn: piece after piece, of those that no other thread has taken.
-class Sums::Share final : public Errand {
+class Sums::Share final : public Task {
  public:
   Share(std::deque<PieceChecksum>& begun, std::atomic<std::size_t>& next) noexcept
       : begun_(begun), next_(next) {}
@@ -69,9 +69,9 @@ std::uint64_t Sums::compute(std::deque<PieceChecksum>& begun, std::size_t num_th
   if (shares.size() == 1) {
     shares.front().run();
   } else {
-    std::vector<Errand*> errands;
-    for (Share& share : shares) errands.push_back(&share);
-    workers_->run_all(errands);
+    std::vector<Task*> tasks;
+    for (Share& share : shares) tasks.push_back(&share);
+    workers_->run_all(tasks);
   }
   std::uint64_t most = 0;
   for (const Share& share : shares) {

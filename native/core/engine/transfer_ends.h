@@ -38,7 +38,7 @@ class TransferEnds {
   // No peer has heard of it, and nothing of it was posted.
   void withdraw(TransferKey key) {
     End& end = *ends_.find(key);
-    let_go(end);
+    give_back(end);
     context_.timers.clear(end.timer);
     ends_.take(key);
   }
@@ -68,7 +68,7 @@ class TransferEnds {
   ~TransferEnds() = default;
 
   // Gives back what an end holds besides its place in the table.
-  virtual void let_go(End& end) = 0;
+  virtual void give_back(End& end) = 0;
   // Works of it are posted, or the peer owes word of it.
   virtual bool is_under_way(const End& end) const { return !end.posted.empty(); }
   // The only way out: it is done, or it is not under way any more.
@@ -83,7 +83,7 @@ class TransferEnds {
   // Of an end that has drained: tells its caller, or the caller here to whom its notification goes.
   void tell(End& end, std::uint32_t num_pieces, bool notifies, std::vector<std::uint32_t> failed_blocks) {
     const bool done = end.state == TransferState::kDone;
-    let_go(end);
+    give_back(end);
     context_.timers.clear(end.timer);
     if (end.ours && !done) admission_.forget(end);
     admission_.closed(end);

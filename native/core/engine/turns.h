@@ -58,7 +58,7 @@ class Turns {
   }
   // A session that stands apart has no turn, and costs a round nothing, until it is released.
   void hold(SessionKey session) { set_held(session, true); }
-  void let_go(SessionKey session) { set_held(session, false); }
+  void release(SessionKey session) { set_held(session, false); }
 
   // Lets each session in turn post one piece, until none can. bool post_one(SessionKey): true if it
   // posted.

@@ -176,14 +176,14 @@ Connections::Connection& Connections::add(std::unique_ptr<Connection> connection
   return added;
 }
 
-void Connections::settle(Connection& connection) noexcept {
+void Connections::keep_open(Connection& connection) noexcept {
   connection.deadline = kNever;
-  if (!std::exchange(connection.settled, true)) open_.splice(open_.end(), waiting_, connection.place);
+  if (!std::exchange(connection.is_kept_open, true)) open_.splice(open_.end(), waiting_, connection.place);
 }
 
 void Connections::end(Connection& connection) noexcept {
   connection.dead = true;
-  dead_.splice(dead_.end(), connection.settled ? open_ : waiting_, connection.place);
+  dead_.splice(dead_.end(), connection.is_kept_open ? open_ : waiting_, connection.place);
   if (connection.shares_memory) --num_sharing_;
   prove(connection);
   connection.socket->close();
@@ -264,7 +264,7 @@ void Connections::on_first_frame(Connection& connection, wire::ByteSpan frame) {
                   "over, perhaps because this agent or its host stood still");
     connection.session = engine_->add_session(monotonic_now(), SessionRole::kAcceptor);
     connection.kind = Connection::Kind::kControl;
-    settle(connection);  // the session has its own limit
+    keep_open(connection);  // the session has its own limit
     controls_[connection.session] = &connection;
     if (is_certified()) certify(connection);
     engine_->on_frame(monotonic_now(), connection.session, frame);
@@ -343,7 +343,7 @@ void Connections::close(SessionKey session) {
 }
 
 void Connections::has_come_up(SessionKey session) {
-  if (const auto control = controls_.find(session); control != controls_.end()) settle(*control->second);
+  if (const auto control = controls_.find(session); control != controls_.end()) keep_open(*control->second);
 }
 
 bool Connections::never_opened(SessionKey session) const {
@@ -403,7 +403,7 @@ void Connections::leave_quiet_rings(Time now) {
   }
 }
 
-bool Connections::rest_rings() {
+bool Connections::arm_rings() {
   if (!unread_.empty()) return false;
   if (rings_sleep_) return true;
   rings_sleep_ = true;

@@ -67,7 +67,7 @@ class Connections final : public Listeners::Host {
   void leave_quiet_rings(Time now);
   // Before a thread sleeps on the reactor: peers are to announce over the socket that they have written to
   // a ring. False if something is in one already.
-  bool rest_rings();
+  bool arm_rings();
   // Sends what sockets have to send. True if some have closed, so that their descriptors are free again.
   bool flush();
   bool wants_flush() const noexcept { return !unsent_.empty() || !dead_.empty(); }
@@ -95,7 +95,7 @@ class Connections final : public Listeners::Host {
     std::unique_ptr<FrameSocket> socket;
     SessionKey session = 0;
     List::iterator place;  // in waiting_, open_ or dead_
-    bool accepted = false, was_open = false, settled = false, dead = false;
+    bool accepted = false, was_open = false, is_kept_open = false, dead = false;
     std::optional<std::list<Connection*>::iterator>
         unproved;  // its place among the strangers, until it proves something
     Charge stranger;  // the charge for its descriptor, until then
@@ -136,7 +136,7 @@ class Connections final : public Listeners::Host {
   void hand_over(Connection& connection, bool initiator, Charge descriptor);
   Connection& add(std::unique_ptr<Connection> connection);  // to the waiting ones
   // Nothing is waited for any more: it belongs to a session.
-  void settle(Connection& connection) noexcept;
+  void keep_open(Connection& connection) noexcept;
   void drop(Connection& connection, const std::string& why);
   void end(Connection& connection) noexcept;  // the next flush destroys it
   void expire(Connection& connection, Time now);

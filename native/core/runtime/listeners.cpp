@@ -23,7 +23,7 @@ constexpr int kAcceptsInTurn = 16;
 
 // While no descriptor is left, a listener looks again after this time, which doubles each time. Descriptors
 // that sessions give back end the rest at once.
-constexpr Time kFirstRest = 10'000'000, kLongestRest = 1'000'000'000;
+constexpr Time kFirstPause = 10'000'000, kLongestPause = 1'000'000'000;
 
 bool is_shortage(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
@@ -79,7 +79,7 @@ void Listeners::close() noexcept {
   due_at_ = kNever;
   for (Listener* listener : {&tcp_, &unix_})
     if (listener->fd) {
-      listener->rests_until = kNever;
+      listener->paused_until = kNever;
       reactor_.remove(listener->fd.get());
       // If a number stayed guarded, a forked child would close it, even when another file has it by
       // then.
@@ -102,21 +102,21 @@ void Listeners::accept(Listener& listener) {
     } else if (error == 0) {
       return;
     } else if (is_shortage(error) && !host_.close_oldest_stranger()) {
-      return rest(listener, error);
+      return pause(listener, error);
     }
   }
 }
 
-void Listeners::rest(Listener& listener, int error) {
+void Listeners::pause(Listener& listener, int error) {
   // Turns away at once the caller that has waited longest, and not only when its time is over.
   reserve_.reset();
   int ignored = 0;
   accept_from(listener.fd.get(), ignored).reset();
   reserve_.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   reactor_.remove(listener.fd.get());
-  listener.pause_ns = std::clamp(2 * listener.pause_ns, kFirstRest, kLongestRest);
-  listener.rests_until = monotonic_now() + listener.pause_ns;
-  due_at_ = std::min(due_at_, listener.rests_until);
+  listener.pause_ns = std::clamp(2 * listener.pause_ns, kFirstPause, kLongestPause);
+  listener.paused_until = monotonic_now() + listener.pause_ns;
+  due_at_ = std::min(due_at_, listener.paused_until);
   if (!std::exchange(is_short_, true))
     host_.log("no connection can be accepted: " + words_of(error) +
               ". Open sessions continue, and listening resumes when the shortage is over");
@@ -126,11 +126,11 @@ void Listeners::wake(Time now) {
   if (now < due_at_) return;
   due_at_ = kNever;
   for (Listener* listener : {&tcp_, &unix_}) {
-    if (now >= listener->rests_until && reactor_.add(listener->fd.get(), EPOLLIN, *listener).ok())
-      listener->rests_until = kNever;
-    else if (listener->rests_until != kNever)
-      listener->rests_until = std::max(listener->rests_until, now + listener->pause_ns);
-    due_at_ = std::min(due_at_, listener->rests_until);
+    if (now >= listener->paused_until && reactor_.add(listener->fd.get(), EPOLLIN, *listener).ok())
+      listener->paused_until = kNever;
+    else if (listener->paused_until != kNever)
+      listener->paused_until = std::max(listener->paused_until, now + listener->pause_ns);
+    due_at_ = std::min(due_at_, listener->paused_until);
   }
 }
 

@@ -32,7 +32,7 @@ class Listeners {
 
   Time next_due() const noexcept { return due_at_; }
   void wake(Time now);  // the listeners whose rest is over
-  void descriptors_came() {  // some descriptors were given back: rests end
+  void descriptors_came() {  // some descriptors were given back: pauses end
     if (due_at_ != kNever) wake(kNever - 1);
   }
 
@@ -40,12 +40,12 @@ class Listeners {
   struct Listener final : Reactor::Handler {
     Listeners* all = nullptr;
     UniqueFd fd;
-    Time pause_ns = 0, rests_until = kNever;
+    Time pause_ns = 0, paused_until = kNever;
     void on_ready(std::uint32_t) override { all->accept(*this); }
   };
   Status add(Listener& listener, UniqueFd fd);
   void accept(Listener& listener);
-  void rest(Listener& listener, int error);
+  void pause(Listener& listener, int error);
 
   EpollReactor& reactor_;
   Host& host_;

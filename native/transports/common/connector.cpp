@@ -107,7 +107,7 @@ void Connector::run(SetUp& set_up) noexcept {
   } catch (const std::exception& mistake) {
     set_up.status = mistake_in_words(mistake);
   }
-  if (set_up.is_abandoned) set_up.let_go();
+  if (set_up.is_abandoned) set_up.on_abandoned();
 }
 
 Connector::SetUp* Connector::take_waiting() noexcept {

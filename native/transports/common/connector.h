@@ -38,7 +38,7 @@ class Connector {
     virtual Status run() = 0;
     // Runs on the same thread after run(), if the set-up was abandoned meanwhile and its result is not
     // wanted.
-    virtual void let_go() noexcept {}
+    virtual void on_abandoned() noexcept {}
 
     const PeerId peer;
     const std::string name;  // of the peer
@@ -58,7 +58,7 @@ class Connector {
   Status begin(std::unique_ptr<SetUp>& set_up);
   Status begin(std::unique_ptr<SetUp>&& set_up) { return begin(set_up); }
   // The peer has gone. A set-up that waits is destroyed before this returns. For one that runs, its thread
-  // calls let_go() after run().
+  // calls on_abandoned() after run().
   void abandon(PeerId peer) noexcept;
   // Returns once no set-up of this peer waits or runs.
   void await(PeerId peer) noexcept;

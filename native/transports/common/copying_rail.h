@@ -37,7 +37,7 @@ class CopyingRail : public RailPeers<Peer> {
     std::uint64_t cost = 0;
     while (count < completions.size() && cost < kPollCost) {
       Peer* const peer = this->next_turn();
-      if (peer == nullptr && !help(cost)) break;
+      if (peer == nullptr && !copy_slice_here(cost)) break;
       if (peer != nullptr) {
         this->end_turn();
         try {
@@ -90,7 +90,7 @@ class CopyingRail : public RailPeers<Peer> {
     return nullptr;
   }
   // The result of a flight that has landed and was not stopped; `broken` as above.
-  virtual Status judge(Peer&, const Flight& flight, std::string&) { return flight.status(); }
+  virtual Status result_of(Peer&, const Flight& flight, std::string&) { return flight.status(); }
   // Called at the end of a round, before its completions are handed out.
   virtual void after_round(std::span<Completion>) noexcept {}
   // Called when there is nothing to move, to prepare what makes later copies faster.
@@ -123,7 +123,7 @@ class CopyingRail : public RailPeers<Peer> {
       }
       const SlicedCopy slices(*next.move, next.piece);
       const bool shares = workers_ != nullptr && workers_->is_worth(slices.cost(), peer.queue.size());
-      if (shares && !workers_->has_room() && help(cost)) return;
+      if (shares && !workers_->has_room() && copy_slice_here(cost)) return;
       const std::uint64_t src_end = piece_end(*next.move, next.piece, Side::kSrc);
       if (shares && launch(peer, at, src_end)) return;
       peer.copy.emplace(peer.queue.take(at), slices, src_end);
@@ -158,9 +158,9 @@ class CopyingRail : public RailPeers<Peer> {
   }
 
   // Copies one slice of a shared work. False: other threads have taken all slices.
-  bool help(std::uint64_t& cost) noexcept {
+  bool copy_slice_here(std::uint64_t& cost) noexcept {
     if (flights_.empty()) return false;
-    const std::uint64_t copied = workers_->help();
+    const std::uint64_t copied = workers_->copy_slice_here();
     cost += copied;
     if (copied != 0) awake_until_ = Clock::now() + kAwake;
     return copied != 0;
@@ -191,7 +191,7 @@ class CopyingRail : public RailPeers<Peer> {
     std::string broken;
     Code code = Code::kOk;
     try {
-      const Status status = judge(peer, flight, broken);
+      const Status status = result_of(peer, flight, broken);
       code = status.code();
       this->end_work(status.ok() ? done(flight.work.id)
                                  : failed(flight.work.id, code, this->words(status.message())));

@@ -93,7 +93,7 @@ class AskedPieces {
   }
   // kDropped: the work that should have sent it has ended.
   Added add(const PieceTicket& ticket) noexcept {
-    if (take_debt(ticket)) return Added::kDropped;
+    if (take_dropped(ticket)) return Added::kDropped;
     if (count(State::kAwaited) == most_) return Added::kTooMany;
     add_in_room(said_, Said{ticket, State::kAwaited});
     return Added::kYes;
@@ -102,7 +102,7 @@ class AskedPieces {
   // index. False: a work has begun it, or the work that should have sent it has ended.
   bool give_up(const PieceTicket& ticket) noexcept {
     if (ticket.number == 0) {
-      if (take_debt(ticket)) return false;
+      if (take_dropped(ticket)) return false;
       keep({ticket, State::kGivenUp});
       return true;
     }
@@ -156,7 +156,7 @@ class AskedPieces {
       return said.state != State::kDropped && is_of(said, transfer, piece);
     });
   }
-  bool take_debt(const PieceTicket& ticket) noexcept {
+  bool take_dropped(const PieceTicket& ticket) noexcept {
     const auto found = std::find_if(said_.begin(), said_.end(), [&](const Said& said) {
       return said.state == State::kDropped && is_of(said, ticket.transfer, ticket.piece);
     });

@@ -150,10 +150,10 @@ void CudaIpcTransport::greet(Peer& peer) {
 
 void CudaIpcTransport::forget(Peer& peer) noexcept {
   peer.gone = true;
-  settle(peer);
+  clean_up(peer);
 }
 
-void CudaIpcTransport::settle(Peer& peer) noexcept {
+void CudaIpcTransport::clean_up(Peer& peer) noexcept {
   while (!peer.going.empty() && peer.going.front().after <= flights_.landed()) {
     const MemoryId memory = peer.going.front().memory_id;
     peer.going.pop_front();
@@ -214,7 +214,7 @@ Status CudaIpcTransport::on_memory_gone(Peer& peer, MemoryId memory) {
   if (peer.going.size() == cuda_ipc::kMaxMemories)
     return {Code::kRailFailed, "it has taken back too much memory that kernels here still use"};
   peer.going.push_back({flights_.last_of(peer.id), memory, std::move(mapped).value()});
-  settle(peer);
+  clean_up(peer);
   return {};
 }
 
@@ -291,7 +291,7 @@ void CudaIpcTransport::land() noexcept {
         end_work(work, Code::kRailFailed, lost_why_);
       else
         end_work(work, peer.gone ? Code::kCancelled : Code::kOk);
-    settle(peer);
+    clean_up(peer);
   }
 }
 

@@ -95,7 +95,7 @@ class CudaIpcTransport final : public RailPeers<cuda_ipc::Peer>, private MemoryL
   Status on_message(Peer& peer, const cuda_ipc::Message& message, UniqueFd fd) override;
   Status on_memory_gone(Peer& peer, cuda_ipc::MemoryId memory);
   Status on_memory_unmapped(Peer& peer, cuda_ipc::MemoryId memory);
-  void on_down(Peer& peer) override { settle(peer); }  // kernels may still read; unmaps after them
+  void on_down(Peer& peer) override { clean_up(peer); }  // kernels may still read; unmaps after them
   void forget(Peer& peer) noexcept override;
   bool can_run(const Peer& peer, const Work& work) const noexcept override;
   std::size_t num_announced() const noexcept override { return exports_.all().size(); }
@@ -103,7 +103,7 @@ class CudaIpcTransport final : public RailPeers<cuda_ipc::Peer>, private MemoryL
   // Tells a peer of an allocation.
   void tell_of_memory(Peer& peer, cuda_ipc::MemoryId id, const cuda_ipc::Exports::Entry& entry) noexcept;
   void fail_all(const std::string& why) noexcept;  // the device is lost
-  void settle(Peer& peer) noexcept;  // does what waited for kernels; may erase the peer
+  void clean_up(Peer& peer) noexcept;  // does what waited for kernels; may erase the peer
   void part(Peer& peer);  // its rail has ended: unmaps all of its memory
 
   bool run_next(Peer& peer);

@@ -159,7 +159,7 @@ void FabricRail::deregister_memory(RegionId region) noexcept {
   auto found = registered_.extract(region);
   if (found.empty() || !fabric_->serves_peers()) return;
   for_each_peer([&](Peer& peer) {
-    if (!peer.is_introduced || (peer.endpoint == nullptr && !peer.is_away)) return;
+    if (!peer.is_introduced || (peer.endpoint == nullptr && !peer.is_being_set_up)) return;
     try {
       Leaving& leaving = leaving_[region];
       leaving.registration = found.mapped();
@@ -197,7 +197,7 @@ std::vector<std::string> FabricRail::give_up_holders(RegionId region) {
   return names;
 }
 
-void FabricRail::let_go(PeerId peer, RegionId region) noexcept {
+void FabricRail::forget_holder(PeerId peer, RegionId region) noexcept {
   const auto leaving = leaving_.find(region);
   if (leaving == leaving_.end()) return;
   leaving->second.held_by.erase(peer);
@@ -260,20 +260,20 @@ void FabricRail::greet(Peer& peer) {
   job->ours.library = fabric_->library();
   job->ours.terms = fabric_->terms();
   job->ours.fences = fences_->share().value()->keys();
-  if (Status begun = send_away(peer, job); !begun.ok()) fail(peer, begun.message());
+  if (Status begun = begin_set_up(peer, job); !begun.ok()) fail(peer, begun.message());
 }
 
-Status FabricRail::send_away(Peer& peer, std::unique_ptr<Job>& job) {
+Status FabricRail::begin_set_up(Peer& peer, std::unique_ptr<Job>& job) {
   std::unique_ptr<Connector::SetUp> set_up = std::move(job);
-  peer.is_away = true;
+  peer.is_being_set_up = true;
   try {
     Status begun = connector_->begin(set_up);
     if (begun.ok()) return begun;
-    peer.is_away = false;
+    peer.is_being_set_up = false;
     job.reset(static_cast<Job*>(set_up.release()));
     return begun;
   } catch (const std::bad_alloc&) {
-    peer.is_away = false;
+    peer.is_being_set_up = false;
     job.reset(static_cast<Job*>(set_up.release()));
     throw;
   }
@@ -285,14 +285,14 @@ void FabricRail::on_set_up() {
     Job& ended = static_cast<Job&>(*any);
     Peer* const peer = find(ended.peer);  // the peer is kept until its endpoint is closed
     if (peer == nullptr) continue;
-    peer->is_away = false;
+    peer->is_being_set_up = false;
     if (ended.kind == Job::Kind::kClose) {
       peer->flights = std::move(ended.flights);
       closed(*peer);
       continue;
     }
     try {
-      come_home(*peer, std::move(ended.endpoint));
+      take_endpoint(*peer, std::move(ended.endpoint));
       Status status = peer->down ? Status() : on_set_up(*peer, ended);
       if (peer->down)
         end_requests(*peer);  // a thread had the endpoint
@@ -326,7 +326,7 @@ Status FabricRail::on_set_up(Peer& peer, Job& ended) {
   return peer.is_ready && !peer.down ? prove(peer) : Status();
 }
 
-void FabricRail::come_home(Peer& peer, std::unique_ptr<Endpoint> endpoint) {
+void FabricRail::take_endpoint(Peer& peer, std::unique_ptr<Endpoint> endpoint) {
   peer.endpoint = std::move(endpoint);
   if (peer.endpoint == nullptr) return;
   peer.endpoint->receive_for(&peer);
@@ -372,7 +372,7 @@ Status FabricRail::meet(Peer& peer) {
   auto job = std::make_unique<Job>(peer, Job::Kind::kConnect, fabric_);
   job->introduction = *peer.introduction;
   job->endpoint = std::move(peer.endpoint);
-  return send_away(peer, job);
+  return begin_set_up(peer, job);
 }
 
 Status FabricRail::on_message(Peer& peer, const Message& message, UniqueFd) {
@@ -404,7 +404,7 @@ Status FabricRail::on_message(Peer& peer, const Message& message, UniqueFd) {
       tell_what_is_let_go(peer);
       return {};
     }
-    case MessageKind::kLetGo: let_go(peer.id, message.region); return {};
+    case MessageKind::kLetGo: forget_holder(peer.id, message.region); return {};
     case MessageKind::kHello: break;
   }
   return {};
@@ -464,7 +464,7 @@ void FabricRail::end_requests(Peer& peer) noexcept {
   peer.current = nullptr;
   peer.due.reset();
   peer.look_at.reset();
-  if (peer.is_away) return;  // goes on when the endpoint is back
+  if (peer.is_being_set_up) return;  // goes on when the endpoint is back
   if (peer.endpoint == nullptr) return closed(peer);
   unwatch_endpoint(peer);
   std::unique_ptr<Job> job;
@@ -472,7 +472,7 @@ void FabricRail::end_requests(Peer& peer) noexcept {
     job = std::make_unique<Job>(peer, Job::Kind::kClose, fabric_);
     job->endpoint = std::move(peer.endpoint);
     job->flights = std::move(peer.flights);
-    if (send_away(peer, job).ok()) return;
+    if (begin_set_up(peer, job).ok()) return;
   } catch (const std::bad_alloc&) {}
   // There is no thread, or no memory for one, so the endpoint is ended here.
   if (job != nullptr) {
@@ -529,7 +529,7 @@ void FabricRail::ring_by(Clock::time_point at) noexcept {
 
 // A descriptor reports that something has come. An endpoint without one must be polled. So must one that
 // waits for room for another request while nothing is under way.
-bool FabricRail::rest(Peer& peer) noexcept {
+bool FabricRail::arm(Peer& peer) noexcept {
   Endpoint& endpoint = *peer.endpoint;
   const bool has_descriptor = endpoint.fd() >= 0;
   const bool is_at_work = endpoint.num_under_way() != 0 || !peer.awaited.empty();
@@ -537,7 +537,7 @@ bool FabricRail::rest(Peer& peer) noexcept {
     if (!endpoint.arm()) return false;  // something came
     reactor_.modify(endpoint.fd(), kEdges);  // reports once more what is there already
     // What is awaited need not come: the peer may rest in the same way.
-    if (!peer.rests || endpoint.num_under_way() != 0) return true;
+    if (!peer.lacks_room || endpoint.num_under_way() != 0) return true;
   }
   const Clock::time_point now = Clock::now();
   const Clock::duration quiet = now - peer.quiet_since;
@@ -560,7 +560,7 @@ void FabricRail::look_at_clock() noexcept {
     if (peer.down) return;
     if (peer.look_at && *peer.look_at <= now) {
       peer.look_at.reset();
-      peer.rests = false;
+      peer.lacks_room = false;
       wake(peer);
       try {
         if (can_go_on(peer)) activate(peer);
@@ -618,7 +618,7 @@ bool FabricRail::wants_poll() const noexcept { return alarm_->has_rung() || !awa
 bool FabricRail::arm() noexcept {
   for (std::size_t i = 0; i < awake_.size();) {
     Peer& peer = *awake_[i];
-    if (!rest(peer)) return false;
+    if (!arm(peer)) return false;
     peer.is_awake = false;
     awake_.erase(awake_.begin() + static_cast<std::ptrdiff_t>(i));
   }

@@ -55,13 +55,13 @@ struct Peer final : RailPeer<Message>, Receiver {
 
   Charge charge;  // of the endpoint, to its session
   std::unique_ptr<Endpoint> endpoint;  // null: a thread has it, or it is closed
-  bool is_away = false;  // a thread has it
+  bool is_being_set_up = false;  // a thread has it
   Bell bell;
   bool is_watched = false;  // the reactor watches the endpoint's descriptor
   bool is_awake = false;  // is in awake_
   std::vector<std::unique_ptr<Flight>> flights;  // go with the endpoint; their memory is used again
   Flight* current = nullptr;  // has more to post
-  bool rests = false;  // the endpoint said "again", and nothing has come since
+  bool lacks_room = false;  // the endpoint said "again", and nothing has come since
   Alarm::Clock::time_point quiet_since{};  // when something last came or began, as far as the clock was read
   std::optional<Alarm::Clock::time_point> look_at;  // polled again then, since no descriptor reports it
   Way preferred = Way::kRead, theirs = Way::kRead;  // by this end, and by the peer
@@ -172,13 +172,13 @@ class FabricRail final : public WrittenPieces<fabric::Peer>, private MemoryLende
   std::size_t num_announced() const noexcept override { return 64 + WorkQueue::kMost + leaving_.size(); }
 
   // ---- an endpoint's life: opened, connected and closed on a thread each time
-  Status send_away(Peer& peer, std::unique_ptr<Job>& job);
+  Status begin_set_up(Peer& peer, std::unique_ptr<Job>& job);
   void on_set_up();
   Status on_set_up(Peer& peer, Job& ended);
   Status hear(Peer& peer, const fabric::Message& part);
   Status meet(Peer& peer);  // once both ends' addresses are known
   Status prove(Peer& peer);
-  void come_home(Peer& peer, std::unique_ptr<Endpoint> endpoint);
+  void take_endpoint(Peer& peer, std::unique_ptr<Endpoint> endpoint);
   void unwatch_endpoint(Peer& peer) noexcept;
   void end_requests(Peer& peer) noexcept;
   void closed(Peer& peer) noexcept;  // nothing of it is under way any more; may erase the peer
@@ -211,12 +211,12 @@ class FabricRail final : public WrittenPieces<fabric::Peer>, private MemoryLende
   // ---- regions that go
   bool held_by_peers(RegionId region) const noexcept override;
   std::vector<std::string> give_up_holders(RegionId region) override;
-  void let_go(PeerId peer, RegionId region) noexcept;
+  void forget_holder(PeerId peer, RegionId region) noexcept;
   void tell_what_is_let_go(Peer& peer) noexcept;
 
   // ---- in time
   void watch(Peer& peer, Clock::time_point due) noexcept;
-  bool rest(Peer& peer) noexcept;  // false: it is to be polled at once
+  bool arm(Peer& peer) noexcept;  // false: it is to be polled at once
   void ring_by(Clock::time_point at) noexcept;
   void look_at_clock() noexcept;
 

@@ -80,7 +80,7 @@ class FabricRail::Batch {
     switch (endpoint.post(flight_.next, flight_, has_more)) {
       case Endpoint::Posted::kUnderWay:
       case Endpoint::Posted::kDone: break;
-      case Endpoint::Posted::kAgain: peer_.rests = true; return false;
+      case Endpoint::Posted::kAgain: peer_.lacks_room = true; return false;
       case Endpoint::Posted::kFailed: return false;
     }
     budget_.nbytes -= std::min(budget_.nbytes, flight_.next.nbytes);
@@ -118,7 +118,7 @@ bool FabricRail::has_room(const Peer& peer) const noexcept {
 
 // Requests end one by one, and several in a row cost less to post: a piece goes on once a quarter has ended.
 bool FabricRail::can_go_on(const Peer& peer) const noexcept {
-  if (peer.current == nullptr || peer.rests || peer.down || peer.endpoint == nullptr) return false;
+  if (peer.current == nullptr || peer.lacks_room || peer.down || peer.endpoint == nullptr) return false;
   const std::uint32_t most = fabric_->num_requests();
   return peer.endpoint->num_under_way() < most - most / 4;
 }
@@ -167,14 +167,14 @@ void FabricRail::post_some(Peer& peer, Budget& budget) {
     if (at == peer.queue.size() || !begin(peer, at)) return;
   }
   Flight& flight = *peer.current;
-  peer.rests = false;
+  peer.lacks_room = false;
   Batch batch(*fabric_, peer, flight, budget);
   using Cursor = RequestCursorOf<std::uint64_t>;
   if (peer.sends() && (flight.work.kind == WorkKind::kSend || flight.is_proof)) {
     if (peer.endpoint->num_under_way() < fabric_->num_requests()) switch (peer.endpoint->post_send(flight)) {
         case Endpoint::Posted::kUnderWay:
         case Endpoint::Posted::kDone: flight.is_named = true; break;
-        case Endpoint::Posted::kAgain: peer.rests = true; break;
+        case Endpoint::Posted::kAgain: peer.lacks_room = true; break;
         case Endpoint::Posted::kFailed: break;
       }
     budget.nbytes -= std::min(budget.nbytes, flight.header.nbytes);
@@ -191,11 +191,11 @@ void FabricRail::post_some(Peer& peer, Budget& budget) {
     }
   }
   batch.finish();
-  if (flight.is_named && flight.next.nbytes == 0 && !flight.is_flushed && !peer.rests)
+  if (flight.is_named && flight.next.nbytes == 0 && !flight.is_flushed && !peer.lacks_room)
     switch (peer.endpoint->post_flush(flight)) {
       case Endpoint::Posted::kUnderWay:
       case Endpoint::Posted::kDone: flight.is_flushed = true; break;
-      case Endpoint::Posted::kAgain: peer.rests = true; break;
+      case Endpoint::Posted::kAgain: peer.lacks_room = true; break;
       case Endpoint::Posted::kFailed: break;
     }
   wake(peer);
@@ -368,7 +368,7 @@ bool FabricRail::progress(Peer& peer) noexcept {
   for (int round = 0; round < kRoundsPerPoll && peer.endpoint->progress(); ++round) came = true;
   if (came) {
     if (peer.endpoint->fd() < 0) peer.quiet_since = Clock::now();
-    peer.rests = false;
+    peer.lacks_room = false;
     land(peer);
     if (peer.down) return came;  // it does not read what it was told
   }

@@ -218,7 +218,7 @@ std::unique_ptr<ShmTransport::Flight> ShmTransport::share(Peer& peer, const Work
   return std::make_unique<Shared>(work, peer.id, std::move(source).value(), readers_);
 }
 
-Status ShmTransport::judge(Peer& peer, const Flight& flight, std::string& broken) {
+Status ShmTransport::result_of(Peer& peer, const Flight& flight, std::string& broken) {
   const shm::PieceSource& source = static_cast<const Shared&>(flight).source;
   if (!flight.status().ok()) return in_words(peer, source, flight.status(), broken);
   if (Status sound = source.check(); !sound.ok()) return in_words(peer, source, sound, broken);

@@ -7,7 +7,7 @@ namespace kvxfer {
 
 void StreamRound::add(StreamTransport& rail) {
   moved_.reserve(rails_.size() + 1);
-  errands_.reserve(rails_.size() + 1);
+  tasks_.reserve(rails_.size() + 1);
   rails_.push_back(&rail);
 }
 
@@ -16,14 +16,14 @@ void StreamRound::remove(StreamTransport& rail) noexcept { std::erase(rails_, &r
 void StreamRound::move(const StreamTransport& polled) noexcept {
   if (!polled.is_worth_a_thread(least_nbytes_)) return;
   moved_.clear();
-  errands_.clear();
+  tasks_.clear();
   for (StreamTransport* const rail : rails_) {
     if (!rail->is_worth_a_thread(least_nbytes_)) continue;
     add_in_room(moved_, rail);
-    add_in_room(errands_, rail);
+    add_in_room(tasks_, rail);
   }
   if (moved_.size() < 2) return;
-  workers_->run_all(errands_);
+  workers_->run_all(tasks_);
   for (StreamTransport* const rail : moved_) rail->end_turn_in_round();
 }
 

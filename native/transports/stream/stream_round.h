@@ -37,7 +37,7 @@ class StreamRound {
   std::vector<StreamTransport*> rails_;
   // The rails of one round. Both have room for all rails.
   std::vector<StreamTransport*> moved_;
-  std::vector<Errand*> errands_;
+  std::vector<Task*> tasks_;
 };
 
 }  // namespace kvxfer

@@ -16,7 +16,7 @@
 
 namespace kvxfer {
 
-class StreamTransport final : public Transport, public Errand {
+class StreamTransport final : public Transport, public Task {
  public:
   struct Options {
     std::string_view name = "tcp";  // or "unix"; of static storage

@@ -265,7 +265,7 @@ Status VerbsTransport::on_message(Peer& peer, const Message& message, UniqueFd) 
   if (AwaitedPieces::Piece* const piece = peer.awaited.find(message.ticket.number)) {
     end_awaited(peer, *piece, piece->code == Code::kOk ? Code::kLeaseEnded : piece->code,
                 piece->code == Code::kOk ? "the source stopped in the middle of the piece" : piece->why);
-    settle(peer);
+    clean_up(peer);
   }
   return {};
 }
@@ -587,7 +587,7 @@ bool VerbsTransport::reap(Peer& peer) {
   }
   // A work that has begun may go on.
   if (came && !peer.down && can_go_on(peer)) activate(peer);
-  settle(peer);
+  clean_up(peer);
   return came;
 }
 
@@ -656,13 +656,13 @@ void VerbsTransport::end_requests(Peer& peer) noexcept {
     unwatch(peer);
     if (!peer.pairs->is_drained()) watch(peer, Clock::now() + kFlushBound);
   }
-  settle(peer);
+  clean_up(peer);
 }
 
-void VerbsTransport::settle(Peer& peer) noexcept {
+void VerbsTransport::clean_up(Peer& peer) noexcept {
   if (peer.pairs != nullptr && peer.down && peer.pairs->is_drained()) {
     land(peer);
-    let_go(peer);
+    destroy_pairs(peer);
   }
   if (peer.is_flying && (peer.pairs == nullptr || (peer.pairs->is_drained() && peer.awaited.empty()))) {
     peer.is_flying = false;
@@ -672,7 +672,7 @@ void VerbsTransport::settle(Peer& peer) noexcept {
 }
 
 // Destroys the peer's queue pairs. Once that has returned the device touches no memory for them.
-void VerbsTransport::let_go(Peer& peer) noexcept {
+void VerbsTransport::destroy_pairs(Peer& peer) noexcept {
   unwatch(peer);
   const std::unique_ptr<QueuePairs> pairs = std::move(peer.pairs);
   pairs->destroy();
@@ -759,8 +759,8 @@ void VerbsTransport::look_at_clock() noexcept {
 
 void VerbsTransport::look_at_clock(Peer& peer, Clock::time_point now) noexcept {
   if (peer.down) {  // its queue pairs were reset and do not flush
-    let_go(peer);
-    return settle(peer);
+    destroy_pairs(peer);
+    return clean_up(peer);
   }
   std::optional<Clock::time_point> first;
   for (const QueuePair& pair : *peer.pairs)

@@ -53,7 +53,7 @@ struct SetUp final : Connector::SetUp {
         charge(std::move(its_charge)),
         pairs(std::move(its_pairs)) {}
   Status run() override { return pairs->connect(theirs, is_abandoned); }
-  void let_go() noexcept override { pairs.reset(); }
+  void on_abandoned() noexcept override { pairs.reset(); }
 
   const Message theirs;
   Charge charge;
@@ -167,9 +167,9 @@ class VerbsTransport final : public WrittenPieces<verbs::Peer> {
   void land_written(Peer& peer, std::uint32_t number) noexcept;
   // Makes the GPU see a piece that has landed. Returns the piece's result; `why` says what failed.
   Code flush(std::string& why) noexcept;
-  void settle(Peer& peer) noexcept;  // may erase the peer
+  void clean_up(Peer& peer) noexcept;  // may erase the peer
   void end_requests(Peer& peer) noexcept;  // may erase the peer
-  void let_go(Peer& peer) noexcept;
+  void destroy_pairs(Peer& peer) noexcept;
 
   // ---- in time
   void watch(Peer& peer, Clock::time_point due) noexcept;
