@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from kvxfer.options import AgentOptions
     from kvxfer.peer import Peer, PeerState
     from kvxfer.peer_limit import PeerLimit
-    from kvxfer.region import Region, RegionDescriptor
+    from kvxfer.region import Region
+    from kvxfer.region_descriptor import RegionDescriptor
     from kvxfer.session.stats import AgentStats
     from kvxfer.tls import Tls
     from kvxfer.transfer import Incoming, Transfer
@@ -71,7 +72,7 @@ _HOME = {
     "Quantization": "layout.quantization",
     "RailError": "errors",
     "Region": "region",
-    "RegionDescriptor": "region",
+    "RegionDescriptor": "region_descriptor",
     "Stages": "handle",
     "StreamWait": "gpu.stream_wait",
     "Tls": "tls",

@@ -21,7 +21,8 @@ from kvxfer.message import Message
 from kvxfer.notification import Notification
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer
-from kvxfer.region import Region, RegionDescriptor
+from kvxfer.region import Region
+from kvxfer.region_descriptor import RegionDescriptor
 from kvxfer.session.completion import MESSAGE, NOTIFICATION, Completions
 from kvxfer.session.dials import Dials
 from kvxfer.session.drain import Drain, OnDraining

@@ -12,7 +12,7 @@ from kvxfer.arguments import check_kind, count
 from kvxfer.errors import AgentError, KvxferError, PeerError, UsageError, from_code, listed, translate
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.message import MAX_MESSAGE_NBYTES
-from kvxfer.region import RegionDescriptor
+from kvxfer.region_descriptor import RegionDescriptor
 
 if TYPE_CHECKING:
     from kvxfer.session.completion import Completions

@@ -23,7 +23,8 @@ from kvxfer.peer import session_with
 if TYPE_CHECKING:
     from kvxfer.directory.entry import Entry
     from kvxfer.peer import Peer
-    from kvxfer.region import Region, RegionDescriptor
+    from kvxfer.region import Region
+    from kvxfer.region_descriptor import RegionDescriptor
     from kvxfer.session.drain import Drain
     from kvxfer.session.name_lookup import NameLookup
     from kvxfer.transfer import Transfer

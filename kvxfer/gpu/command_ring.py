@@ -18,7 +18,8 @@ from kvxfer.session.requests import terms_of
 if TYPE_CHECKING:
     from kvxfer._native import AgentCore, Route
     from kvxfer.lease_token import LeaseToken
-    from kvxfer.region import Blocks, Region, RegionDescriptor
+    from kvxfer.region import Blocks, Region
+    from kvxfer.region_descriptor import RegionDescriptor
     from kvxfer.session.completion import Completions
     from kvxfer.session.posting import Poster
 

@@ -14,7 +14,7 @@ from kvxfer.arguments import check_kind, seconds
 from kvxfer.directory.entry import Entry
 from kvxfer.errors import KvxferError, NoAnswerError, PeerError, invalid, translate
 from kvxfer.naming import check_name
-from kvxfer.region import RegionDescriptor
+from kvxfer.region_descriptor import RegionDescriptor
 from kvxfer.session.dials import Dial
 from kvxfer.threads import start_thread
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from kvxfer._native import AgentCore
     from kvxfer.layout.kv_layout import KVLayout
     from kvxfer.plan.program import CopyProgram
-    from kvxfer.region import Region, RegionDescriptor
+    from kvxfer.region import Region
+    from kvxfer.region_descriptor import RegionDescriptor
 
 
 def explain(core: AgentCore, peer_id: int, region: Region, remote: RegionDescriptor) -> str:

@@ -8,7 +8,7 @@ from kvxfer.arguments import check_kind
 from kvxfer.directory.entry import Entry
 from kvxfer.naming import check_name
 from kvxfer.peer import Peer
-from kvxfer.region import RegionDescriptor
+from kvxfer.region_descriptor import RegionDescriptor
 from kvxfer.session.accepting import Accepting
 from kvxfer.session.connecting import Connecting
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from kvxfer._native import NativeError
 from kvxfer.errors import translate
 from kvxfer.gpu.trigger import Trigger, trigger_of
-from kvxfer.region import Blocks, Region, RegionDescriptor
+from kvxfer.region import Blocks, Region
+from kvxfer.region_descriptor import RegionDescriptor
 from kvxfer.transfer import Incoming, Transfer
 
 if TYPE_CHECKING:

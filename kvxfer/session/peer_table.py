@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.errors import AgentError, PeerError, translate
 from kvxfer.peer import Peer, PeerState, loss_of, place_of_caller, session_with
-from kvxfer.region import RegionDescriptor
+from kvxfer.region_descriptor import RegionDescriptor
 from kvxfer.session.completion import Completions
 from kvxfer.session.stats import PeerStats
 

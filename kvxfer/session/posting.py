@@ -16,7 +16,8 @@ from kvxfer.lease_token import LeaseToken
 from kvxfer.memory.block_table import as_ids
 from kvxfer.options import AgentOptions
 from kvxfer.peer import OWN_PEER, Peer
-from kvxfer.region import Blocks, Region, RegionDescriptor
+from kvxfer.region import Blocks, Region
+from kvxfer.region_descriptor import RegionDescriptor
 from kvxfer.session.completion import Completions
 from kvxfer.session.ownership import distinguished, foreign
 from kvxfer.session.peer_table import PeerTable

@@ -17,7 +17,8 @@ from kvxfer.session.requests import Program
 if TYPE_CHECKING:
     from kvxfer._native import Installed
     from kvxfer.plan.program import CopyProgram
-    from kvxfer.region import Region, RegionDescriptor
+    from kvxfer.region import Region
+    from kvxfer.region_descriptor import RegionDescriptor
 
 # Peer, write, local region, remote region, heads, with loops of single tokens.
 _Key = tuple[int, bool, int, int, range | None, bool]

@@ -14,7 +14,8 @@ from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.naming import check_name
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer
-from kvxfer.region import Region, RegionDescriptor
+from kvxfer.region import Region
+from kvxfer.region_descriptor import RegionDescriptor
 from kvxfer.session.completion import Completions
 from kvxfer.session.program_cache import ProgramCache
 

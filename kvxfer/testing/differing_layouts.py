@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.layout.quantization import Quantization
-from kvxfer.region import Region, RegionDescriptor
+from kvxfer.region import Region
+from kvxfer.region_descriptor import RegionDescriptor
 from kvxfer.testing.conformance import BOUND_S, MakePair, end_of, raises, settle
 from kvxfer.testing.pair import Cache, Pair
 

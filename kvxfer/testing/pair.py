@@ -15,7 +15,8 @@ from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.memory.pool import Pool
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer
-from kvxfer.region import Region, RegionDescriptor
+from kvxfer.region import Region
+from kvxfer.region_descriptor import RegionDescriptor
 
 AXES: Final = "l2bthd"
 # Layers, K and V, blocks, tokens, heads, dim: small pages; several fit in one piece.

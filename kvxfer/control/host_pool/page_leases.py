@@ -15,7 +15,7 @@ from kvxfer.control.own.own_agent import OwnAgent
 from kvxfer.control.own.own_leases import OwnLease
 from kvxfer.errors import TransferError
 from kvxfer.lease_token import LeaseToken
-from kvxfer.region import RegionDescriptor
+from kvxfer.region_descriptor import RegionDescriptor
 
 
 class LeasedPages(NamedTuple):

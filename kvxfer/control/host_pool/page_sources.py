@@ -9,7 +9,7 @@ from kvxfer.control.own.own_agent import OwnAgent, RemotePlace
 from kvxfer.errors import UsageError, invalid
 from kvxfer.lease_token import LeaseToken
 from kvxfer.log import logger
-from kvxfer.region import RegionDescriptor
+from kvxfer.region_descriptor import RegionDescriptor
 
 # A lease on blocks to be parked lasts this much longer than the read. It is revoked after the read.
 _GRANT_MARGIN_S: Final = 10.0

@@ -22,7 +22,8 @@ from kvxfer.lease_token import LeaseToken
 from kvxfer.naming import is_text
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer, session_with
-from kvxfer.region import Blocks, Region, RegionDescriptor
+from kvxfer.region import Blocks, Region
+from kvxfer.region_descriptor import RegionDescriptor
 from kvxfer.transfer import Transfer
 
 # An agent reports a new region a moment after it has registered it.

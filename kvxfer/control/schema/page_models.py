@@ -23,7 +23,7 @@ from kvxfer.control.schema.base import (
 
 if TYPE_CHECKING:
     from kvxfer.lease_token import LeaseToken
-    from kvxfer.region import RegionDescriptor
+    from kvxfer.region_descriptor import RegionDescriptor
 
 Keys = Annotated[list[Key], Field(min_length=1, max_length=4096)]
 PageBlocks = Annotated[list[Block], Field(min_length=1, max_length=4096), WHOLE]
@@ -116,7 +116,7 @@ class LeasedPart(ResponseModel):
 
     def descriptor(self) -> RegionDescriptor:
         """Returns the region, for `Agent.connect` and `Agent.read`."""
-        from kvxfer.region import RegionDescriptor
+        from kvxfer.region_descriptor import RegionDescriptor
 
         return RegionDescriptor.from_bytes(json.dumps(self.region).encode())
 

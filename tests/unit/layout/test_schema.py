@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvxfer import region
+from kvxfer import region_descriptor
 from kvxfer.errors import UsageError
 from kvxfer.layout import kv_layout
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.layout.quantization import Quantization
 from kvxfer.layout.schema import Field, Schema, flag, integer, integers, mapping, text
-from kvxfer.region import RegionDescriptor
+from kvxfer.region_descriptor import RegionDescriptor
 
 PLAIN = KVLayout.from_tensor(np.zeros((4, 2, 3), np.int8), "lbd")
 RICH = replace(
@@ -112,8 +112,8 @@ def test_region_descriptors_of_other_versions() -> None:
     with pytest.raises(UsageError, match=r"region descriptor of version 9 needs device, .*\(version 3\)"):
         RegionDescriptor.from_bytes(document(DESCRIPTOR, kvxfer_region=9, device="gpu:0", needs=["device"]))
     # An older reader does without the address.
-    older = region._SCHEMA._replace(
-        version=2, fields=tuple(item for item in region._SCHEMA.fields if item.name != "address")
+    older = region_descriptor._SCHEMA._replace(
+        version=2, fields=tuple(item for item in region_descriptor._SCHEMA.fields if item.name != "address")
     )
     somewhere = replace(DESCRIPTOR, address="tcp://10.0.0.7:7301")
     assert RegionDescriptor.from_bytes(somewhere.to_bytes()).address == somewhere.address
