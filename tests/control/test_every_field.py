@@ -169,10 +169,11 @@ async def test_leases(sender: Sender) -> None:
     async def read(granted: Any, block: int, region: str = "kv") -> str:
         """Returns how `here` reads a block under a lease; compares the bytes."""
         name = {"kv": "", "layers": "/layers"}[region]
-        regions = {each.name: each for each in node.here.regions}
         token = LeaseToken.parse(granted["token"])
         try:
-            await node.here.read(regions[region], await peer.region(region), [block], [0], lease=token)
+            await node.here.read(
+                node.here.regions[region], await peer.region(region), [block], [0], lease=token
+            )
         except TransferError as error:
             return error.code
         np.testing.assert_array_equal(
@@ -396,12 +397,12 @@ async def test_pages(sender: Sender) -> None:
     # Another agent, region and key; a lease of its owner's; and one that its owner has ended.
     token = await node.lease("there", region="layers", blocks=[3])
     other = {"keys": ["l"], "agent": "there", "region": "layers", "blocks": [3]}
-    layers = layout_digest({each.name: each for each in node.there.regions}["layers"].layout)
+    layers = layout_digest(node.there.regions["layers"].layout)
     assert await park(**other, lease=token["token"], pin=True) == ["parked"]
     await node.client.delete(f"/v1/leases/{token['id']}")
     assert await park(**other | {"keys": ["late"]}, lease=token["token"]) == "lease-ended"
     assert await park(keys=["k", "late"], blocks=[5, 6], timeout_s=30.0) == ["present", "parked"]
-    landing = {each.name: each for each in node.here.regions}["layers"]
+    landing = node.here.regions["layers"]
     expected = node.here.expect(b"layers", [2], landing)
     asked = {"keys": ["l"], "layout": layers, "agent": "here", "region": "layers", "blocks": [2]}
     assert await fetch(**asked, notify="layers", timeout_s=30.0) == ["done"]
