@@ -149,7 +149,7 @@ def _cancelled(client: Client, transfer: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        from kvxfer.control.client.rest_client.client_error import ControlError
+        from kvxfer.control.client.client_error import ControlError
 
         try:
             client.cancel_transfer(transfer)
@@ -184,7 +184,7 @@ def _ended(client: Client, transfer: str, timeout_s: float) -> schema.Transfer:
 
 def _with_both_ends(transfer: schema.Transfer, *clients: Client) -> schema.Transfer:
     """Returns a transfer with the end that another daemon knows, if that is reported in time."""
-    from kvxfer.control.client.rest_client.client_error import ControlError
+    from kvxfer.control.client.client_error import ControlError
 
     until_s = time.monotonic() + _TOLD_S
     while transfer.source is None or transfer.destination is None:

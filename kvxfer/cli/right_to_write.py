@@ -51,7 +51,7 @@ def right_to_write(into: PlacedRegion, client: Client, writer: schema.Agent, ttl
 
 def revoke_quietly(client: Client, lease: str) -> None:
     """Ends a lease; reports a failure on stderr."""
-    from kvxfer.control.client.rest_client.client_error import ControlError
+    from kvxfer.control.client.client_error import ControlError
 
     try:
         client.revoke_lease(lease)

@@ -53,8 +53,8 @@ class Watch:
         threading.Thread(target=self._run, name="kvxfer-top", daemon=True).start()
 
     def _run(self) -> None:
-        from kvxfer.control.client.rest_client.client_error import ControlError
-        from kvxfer.control.client.rest_client.client_events import Missed
+        from kvxfer.control.client.client_error import ControlError
+        from kvxfer.control.client.client_events import Missed
 
         try:
             for event in self._client.events(topic=["transfers"]):
@@ -137,7 +137,7 @@ def _print_plain(client: Client, watch: Watch, interval_s: float, count: int, *,
 
 def _look(client: Client, watch: Watch) -> dict[str, Any]:
     """Returns the daemon's answers and the content of its events; failed answers are left out."""
-    from kvxfer.control.client.rest_client.client_error import ControlError
+    from kvxfer.control.client.client_error import ControlError
 
     links, ended, missed = watch.look()
     found: dict[str, Any] = {"at_s": time.time(), "missed_events": missed, "error": watch.error}

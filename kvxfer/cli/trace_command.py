@@ -69,7 +69,7 @@ def trace(
 
 def _ask(request: str, daemons: list[str], token_file: str, ca_file: str) -> list[schema.TraceRow]:
     """Returns rows of all daemons, without duplicates."""
-    from kvxfer.control.client.rest_client.client_error import ControlError
+    from kvxfer.control.client.client_error import ControlError
 
     found: dict[tuple[str, str, str, float], schema.TraceRow] = {}
     unknown: ControlError | None = None

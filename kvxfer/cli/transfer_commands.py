@@ -102,7 +102,7 @@ def _cancel(client: Client, transfer: str, as_json: bool) -> None:
 
 
 def _print_transfer(client: Client, id_: str, as_json: bool) -> None:
-    from kvxfer.control.client.rest_client.client_error import ControlError
+    from kvxfer.control.client.client_error import ControlError
 
     try:
         transfer = client.get_transfer(id_)

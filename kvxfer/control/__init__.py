@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvxfer.control.client.client_error import ControlError as ControlError
+    from kvxfer.control.client.client_events import Missed as Missed
+    from kvxfer.control.client.client_exchange import Retry as Retry
+    from kvxfer.control.client.daemon_directory import DaemonDirectory as DaemonDirectory
     from kvxfer.control.client.rest_client import AsyncClient as AsyncClient
     from kvxfer.control.client.rest_client import Client as Client
-    from kvxfer.control.client.rest_client.client_error import ControlError as ControlError
-    from kvxfer.control.client.rest_client.client_events import Missed as Missed
-    from kvxfer.control.client.rest_client.client_exchange import Retry as Retry
-    from kvxfer.control.client.rest_client.daemon_directory import DaemonDirectory as DaemonDirectory
     from kvxfer.control.host_pool.page_layout import layout_digest as layout_digest
 
 # Loaded on demand: a program that only hands memory over needs none of the modules behind these.

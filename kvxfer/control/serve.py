@@ -309,7 +309,7 @@ def _opened(directory: str) -> MirroredDirectory | None:
         from kvxfer.directory.etcd import EtcdDirectory
 
         return EtcdDirectory(directory)
-    from kvxfer.control.client.rest_client.daemon_directory import DaemonDirectory
+    from kvxfer.control.client.daemon_directory import DaemonDirectory
 
     return DaemonDirectory(directory)
 

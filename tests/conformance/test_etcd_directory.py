@@ -18,6 +18,13 @@ from kvxfer.testing.directories import BOUND_S, Follower, entry
 from tests.etcd_server import Cluster
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded machine may take longer to answer than a product waits; no test here is about that."""
+    for name in ("_CONNECT_S", "_ANSWER_S"):
+        monkeypatch.setattr(f"kvxfer.directory.etcd_gateway.{name}", BOUND_S)
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with Cluster() as started:

@@ -15,13 +15,13 @@ from typing import Any
 
 import httpx
 import pytest
-from kvxfer.control.client.rest_client.client_calls import Call
-from kvxfer.control.client.rest_client.client_events import EventCursor
-from kvxfer.control.client.rest_client.client_exchange import exchange, unanswered
-from kvxfer.control.client.rest_client.daemon_place import DaemonPlace, token_of
 
 from kvxfer.control import AsyncClient, Client, ControlError, Missed, Retry, schema
 from kvxfer.control.client import client_calls
+from kvxfer.control.client.client_calls import Call
+from kvxfer.control.client.client_events import EventCursor
+from kvxfer.control.client.client_exchange import exchange, unanswered
+from kvxfer.control.client.daemon_place import DaemonPlace, token_of
 from kvxfer.errors import UsageError
 from tests.control.serving import Served, program
 

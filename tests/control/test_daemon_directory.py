@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from kvxfer.control.client.rest_client.daemon_directory import DaemonEntries
 
 from kvxfer import Agent, AgentOptions
 from kvxfer.control import Client, DaemonDirectory, schema
+from kvxfer.control.client.daemon_directory import DaemonEntries
 from kvxfer.directory import Change, ChangeKind, Directory, Entry
 from kvxfer.errors import PeerError, UsageError
 from kvxfer.testing import directories
@@ -131,7 +131,7 @@ def test_entries_outlive_a_daemon_that_is_killed(tmp_path: Path) -> None:
 
 async def test_a_renewal_cuts_off_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "kvxfer.control.client.rest_client.daemon_directory._ANSWER_S", BOUND_S
+        "kvxfer.control.client.daemon_directory._ANSWER_S", BOUND_S
     )  # on a machine of any speed
     with program(tmp_path) as started:
         entries = DaemonEntries(api(started))

@@ -44,7 +44,7 @@ async def test_each_figure_is_explained(served: Served) -> None:
     told = {name for row in rows for name in re.findall(r"`(kvxfer_\w+)`", row)}
     of_pools = {name for name in told if name.startswith("kvxfer_pool_")}
     assert shown == told - of_pools
-    source = (SOURCES / "scrape.py").read_text()
+    source = (SOURCES / "app/scrape.py").read_text()
     assert of_pools == {
         f"{name}_total" if kind == "Counter" else name
         for kind, name in re.findall(r'(Counter|Gauge)MetricFamily\(\s*"(kvxfer_pool_\w+)"', source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -99,6 +100,10 @@ class Load:
         self.counts = dict.fromkeys(
             ("parked", "read", "made", "revoked", "moved", "unanswered", "drained"), 0
         )
+
+    def has_seen_all(self) -> bool:
+        """Returns whether each kind of request was acknowledged, and one was left unanswered."""
+        return all(count for what, count in self.counts.items() if what != "drained")
 
     def client(self, secret: str = "") -> httpx.Client:
         """Returns a client over the unix socket: as an admin, or with the token."""
@@ -386,7 +391,10 @@ def test_what_was_acknowledged_outlives_kills_under_load(
     traffic = Traffic(pair)
     most_fds = 0
     try:
-        for number in range(rounds):
+        for number in itertools.count():
+            # What a slow machine has not done by then takes more rounds.
+            if number >= rounds and load.has_seen_all():
+                break
             with (
                 ThreadPoolExecutor(3) as threads,
                 program(tmp_path, *ARGUMENTS, agent=True) as daemon,
@@ -406,7 +414,6 @@ def test_what_was_acknowledged_outlives_kills_under_load(
         with program(tmp_path, *ARGUMENTS, agent=True) as daemon, load.client() as client:
             load.check(client)
             assert traffic.stop()
-            assert all(load.counts[what] for what in load.counts if what != "drained"), load.counts
             until(lambda: rests(client), "what a daemon that is dead began has not ended")
             assert daemon.end() == 0
         until(lambda: quiet_fds(agents) <= most_fds, f"descriptors leak: {num_fds()}, not {most_fds}")

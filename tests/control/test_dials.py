@@ -11,11 +11,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from kvxfer.control.client.rest_client.daemon_directory import DaemonDirectory
 
 from kvxfer import Agent, AgentOptions
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.control import Client, schema
+from kvxfer.control.client.daemon_directory import DaemonDirectory
 from kvxfer.errors import PeerError, TransferError
 from tests.control.serving import Served, program, serving
 from tests.waiting import until_on_loop

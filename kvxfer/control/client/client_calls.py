@@ -14,7 +14,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ValidationError
 
 from kvxfer.control import schema
-from kvxfer.control.client.rest_client.client_error import ControlError
+from kvxfer.control.client.client_error import ControlError
 
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from kvxfer.control import schema
-from kvxfer.control.client.rest_client.client_error import ControlError
+from kvxfer.control.client.client_error import ControlError
 
 #: The daemon sends something every 15 s, so a connection that is silent for this long is dead.
 SILENT_S: Final = 40.0

@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 
 import httpx
 
-from kvxfer.control.client.rest_client.client_calls import Call
-from kvxfer.control.client.rest_client.client_error import UNREACHABLE, ControlError
+from kvxfer.control.client.client_calls import Call
+from kvxfer.control.client.client_error import UNREACHABLE, ControlError
 
 Answer = TypeVar("Answer")
 #: The driver's next step: send the call with these headers, or wait this many seconds.

@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from kvxfer.control import schema
 from kvxfer.control.client import client_calls as calls
+from kvxfer.control.client.client_calls import Call
+from kvxfer.control.client.client_error import ControlError
+from kvxfer.control.client.client_events import Missed
+from kvxfer.control.client.client_exchange import Retry
 from kvxfer.control.client.rest_client import AsyncClient
-from kvxfer.control.client.rest_client.client_calls import Call
-from kvxfer.control.client.rest_client.client_error import ControlError
-from kvxfer.control.client.rest_client.client_events import Missed
-from kvxfer.control.client.rest_client.client_exchange import Retry
 from kvxfer.directory.distant import Snapshot, Update
 from kvxfer.directory.entry import Entry
 from kvxfer.directory.mirrored import KEEP_EVERY_S, MirroredDirectory

@@ -15,11 +15,11 @@ import httpx
 import kvxfer
 from kvxfer.control import schema
 from kvxfer.control.client import client_calls as calls
-from kvxfer.control.client.rest_client.client_calls import Call
-from kvxfer.control.client.rest_client.client_error import UNREACHABLE, ControlError
-from kvxfer.control.client.rest_client.client_events import SILENT_S, EventCursor, Missed
-from kvxfer.control.client.rest_client.client_exchange import Outcome, Retry, exchange, unanswered
-from kvxfer.control.client.rest_client.daemon_place import DaemonPlace, certificate_of, token_of
+from kvxfer.control.client.client_calls import Call
+from kvxfer.control.client.client_error import UNREACHABLE, ControlError
+from kvxfer.control.client.client_events import SILENT_S, EventCursor, Missed
+from kvxfer.control.client.client_exchange import Outcome, Retry, exchange, unanswered
+from kvxfer.control.client.daemon_place import DaemonPlace, certificate_of, token_of
 from kvxfer.errors import invalid
 
 Arguments = ParamSpec("Arguments")
