@@ -36,7 +36,7 @@ def names(directory: EtcdDirectory) -> list[str]:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loaded machine may take longer to connect than a product waits; no test here is about that."""
-    monkeypatch.setattr("kvxfer.directory.etcd_gateway._CONNECT_S", BOUND_S)
+    monkeypatch.setattr("kvxfer.directory.etcd_gateway._CONNECT_S", 10.0)
 
 
 @pytest.fixture
