@@ -19,7 +19,7 @@ import pytest
 from kvxfer import Agent, KVLayout, LeaseToken, TransferError
 from kvxfer.control import DaemonDirectory, layout_digest, schema
 from kvxfer.control.schema.base import RequestModel
-from tests.control.serving import BOUND_S
+from tests.control.serving import BOUND_S, DIGEST
 from tests.control.test_node_of_agents import Node, node_of_agents
 
 # Reached before the bound, and not in the time of a request.
@@ -99,7 +99,7 @@ async def sender(tmp_path: Path, seed: int) -> AsyncIterator[Sender]:
 async def ended(node: Node, made: Any) -> Any:
     """Returns the record of a transfer that was made, once it has ended at the end that began it."""
     assert isinstance(made, dict), made
-    return await node.get(f"/v1/transfers/{made['id']}", wait_s=BOUND_S)
+    return await node.get(f"/v1/transfers/{made['id']}", wait_s=30)
 
 
 @fields_of(schema.TransferRequest)
@@ -186,7 +186,7 @@ async def test_leases(sender: Sender) -> None:
     some = await lease(blocks=[1, 2])
     assert [await read(some, 2), await read(some, 3)] == ["done", "not-permitted"]
     assert await read(await lease(holder="somebody-else"), 1) == "not-permitted"
-    assert await read(await lease(holder="her*"), 1) == "not-permitted", "a star ends a part of a name"
+    assert await read(await lease(holder="here/*"), 1) == "not-permitted"
     assert await read(await lease(holder="here"), 1) == "done"
 
     # The right to write is of a session.
@@ -326,13 +326,9 @@ async def test_tokens(sender: Sender) -> None:
     assert [await may(each, "PUT", "drain", json={}) for each in (reader, admin)] == [403, 200]
     await node.client.delete("/v1/drain")
     red = await make(role="transfer", tenants=["red"])
-    asked = {"model": "m", "keys": ["k"], "agent": "here", "region": "kv", "blocks": [1]}
-    assert [
-        await may(red, "POST", "pages/park", json=asked | {"tenant": who}) for who in ("red", "blue")
-    ] == [
-        200,
-        403,
-    ]
+    asked = {"model": "m", "keys": ["k"], "layout": DIGEST}
+    pins = [await may(red, "POST", "pages/pin", json=asked | {"tenant": who}) for who in ("red", "blue")]
+    assert pins == [200, 403]
     async with node.served.tcp(red["secret"]) as client:
         assert (await client.get("/v1/whoami")).json()["name"] == "t"
     brief = await make(ttl_s=SHORT_S)
@@ -340,7 +336,7 @@ async def test_tokens(sender: Sender) -> None:
         while await may(brief, "GET", "node") != 401:  # noqa: ASYNC110 (nothing tells of it)
             await asyncio.sleep(0.05)
     of_certificate = await make(certificate="DNS:router")
-    assert (of_certificate["secret"], of_certificate["token"]["certificate"]) == (None, "DNS:router")
+    assert (of_certificate["secret"], of_certificate["certificate"]) == (None, "DNS:router")
 
 
 @fields_of(schema.ParkRequest, schema.PagesRequest, schema.PageLeaseRequest, schema.FetchRequest)
