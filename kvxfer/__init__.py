@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         TransferError,
         UsageError,
     )
-    from kvxfer.gpu.stream_wait import StreamWait
     from kvxfer.gpu.trigger import Trigger
     from kvxfer.group import Group
     from kvxfer.handle import Handle, Stages, TransferState
@@ -74,7 +73,6 @@ _HOME = {
     "Region": "region",
     "RegionDescriptor": "region_descriptor",
     "Stages": "handle",
-    "StreamWait": "gpu.stream_wait",
     "Tls": "tls",
     "Transfer": "transfer",
     "TransferError": "errors",
@@ -119,7 +117,6 @@ __all__ = [
     "Region",
     "RegionDescriptor",
     "Stages",
-    "StreamWait",
     "Tls",
     "Transfer",
     "TransferError",

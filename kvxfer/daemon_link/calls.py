@@ -42,7 +42,8 @@ _MOST_LEASES: Final = 1 << 20
 _MOST_DIALS_OF_HOST: Final = 8
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 # Keywords of `Agent.write` and `Agent.read`, besides those for regions and blocks.
-_TERMS: Final = frozenset({"layers", "heads", "tokens", "timeout_s", "priority", "context"})
+_SPANS: Final = ("layers", "heads", "tokens")
+_TERMS: Final = frozenset({*_SPANS, "timeout_s", "priority", "context"})
 _MOVE: Final = frozenset({"region", "remote_agent", "remote_region", "src_blocks", "dst_blocks"})
 _MOVE_MAY: Final = _TERMS | {"lease", "notify", "allow"}
 
@@ -254,6 +255,7 @@ class Calls:
 
     def _post(self, region: Region, peer: Peer, args: Mapping[str, Any], is_write: bool) -> Answer:
         terms = {name: args[name] for name in _TERMS if args.get(name) is not None}
+        terms |= {name: _span(terms[name], name) for name in _SPANS if name in terms}
         if args.get("lease") is not None:
             terms["lease"] = LeaseToken.parse(args["lease"])
         if (notify := args.get("notify")) is not None:
@@ -394,6 +396,17 @@ def _ids(args: Mapping[str, Any], name: str) -> list[int]:
     check_kind(args[name], name, list, "a list of block ids")
     ids: list[int] = args[name]
     return ids
+
+
+def _span(numbers: Any, name: str) -> range:
+    """Returns consecutive numbers, which come one by one, as a range."""
+    what = "a list of consecutive whole numbers"
+    check_kind(numbers, name, list, what)
+    first = count(numbers[0], name, 0, 2**63) if numbers else 0
+    found = range(first, first + len(numbers))
+    if numbers != list(found):
+        raise invalid(f"{name} must be {what}, not {numbers!r:.200}")
+    return found
 
 
 def _remote_region(peer: Peer, name: str) -> RegionDescriptor:

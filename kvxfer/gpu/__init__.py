@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from kvxfer.gpu.command_ring import CommandRing
     from kvxfer.gpu.shareable import shareable_memory
     from kvxfer.gpu.store_offer import StoreOffer, offer_stores
+    from kvxfer.gpu.stream_wait import StreamWait
 
 __all__ = [
     "CommandRing",
     "StoreOffer",
+    "StreamWait",
     "include_path",
     "offer_stores",
     "shareable_memory",
@@ -28,6 +30,10 @@ def _load(name: str) -> Any:
         from kvxfer.gpu.shareable import shareable_memory
 
         return shareable_memory
+    if name == "StreamWait":
+        from kvxfer.gpu.stream_wait import StreamWait
+
+        return StreamWait
     if name == "CommandRing":
         from kvxfer.gpu.command_ring import CommandRing
 

@@ -254,6 +254,8 @@ MOVED: dict[str, Any] = {
         ("move.write", MOVED | {"lease": "not a token"}, "invalid-argument"),
         ("move.write", MOVED | {"notify": 1}, "invalid-argument"),
         ("move.write", MOVED | {"layers": "all"}, "invalid-argument"),
+        ("move.write", MOVED | {"layers": [0, 2]}, "invalid-argument"),
+        ("move.write", MOVED | {"tokens": [None]}, "invalid-argument"),
         ("move.write", MOVED | {"priority": 256}, "invalid-argument"),
         ("move.write", MOVED | {"timeout_s": -1}, "invalid-argument"),
         ("move.connect", {}, "invalid-argument"),

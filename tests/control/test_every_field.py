@@ -76,7 +76,7 @@ def test_every_request_has_a_test() -> None:
         each for each in vars(schema).values() if isinstance(each, type) and issubclass(each, RequestModel)
     }
     # Bases of others, and what answers have, too.
-    assert found - {RequestModel} <= TESTED.keys() | {schema.Entry}
+    assert found - {RequestModel} <= TESTED.keys() | {schema.Entry, schema.Salt}
 
 
 @pytest.fixture
@@ -120,29 +120,32 @@ async def test_transfers(sender: Sender) -> None:
             node, await sender.send("POST", "transfers", schema.TransferRequest, base | changes)
         )
 
-    for name in ("here", "there"):
-        await node.lease(name)
+    tokens = {name: (await node.lease(name))["token"] for name in ("here", "there")}
+    base["lease"] = tokens["there"]
     here, there = node.memory["here"], node.memory["there"]
-    assert (await move())["state"] == "done"
+    assert (await move(notify="read", context="two"))["state"] == "done"
     np.testing.assert_array_equal(here[3:5], there[1:3])
-    assert (await move(agent="there", remote_agent="here", src_blocks=[5], dst_blocks=[6]))["state"] == "done"
+    note = await node.there.notification(BOUND_S)
+    assert (note.payload, note.context) == (b"read", "two")
+    assert (
+        await move(agent="there", remote_agent="here", src_blocks=[5], dst_blocks=[6], lease=tokens["here"])
+    )["state"] == "done"
     np.testing.assert_array_equal(there[6], here[5])
 
-    # To write: the tag that the other end expects; the context and the notification arrive there.
+    # To write: the tag that the other end expects; the context arrives there.
     incoming = node.there.expect(b"tag", [9], node.regions["there"])
     written = await move(
-        verb="write", src_blocks=[8], dst_blocks=[9], notify="tag", context="one", tenant="red"
+        verb="write", lease=None, src_blocks=[8], dst_blocks=[9], notify="tag", context="one", tenant="red"
     )
     assert (written["state"], written["context"], written["tenant"]) == ("done", "one", "red")
     await asyncio.wait_for(incoming, BOUND_S)
     np.testing.assert_array_equal(there[9], here[8])
-    note = await node.there.notification(BOUND_S)
-    assert (note.payload, note.context) == (b"tag", "one")
+    assert incoming.context == "one"
 
     # Only the named layers, of the named region.
-    await node.lease("there", region="layers")
+    layers = (await node.lease("there", region="layers"))["token"]
     before = node.memory["here/layers"].copy()
-    layered = await move(region="layers", remote_region="layers", layers=[1, 2], priority=7)
+    layered = await move(region="layers", remote_region="layers", layers=[1, 2], lease=layers, priority=7)
     assert (layered["state"], layered["num_layers"], layered["priority"]) == ("done", 1, 7)
     np.testing.assert_array_equal(node.memory["here/layers"][0], before[0])
     np.testing.assert_array_equal(node.memory["here/layers"][1, 3:5], node.memory["there/layers"][1, 1:3])
@@ -152,7 +155,7 @@ async def test_transfers(sender: Sender) -> None:
     assert (await move(lease=lease["token"]))["state"] == "done"
     await node.client.delete(f"/v1/leases/{lease['id']}")
     assert (await move(lease=lease["token"]))["code"] == "lease-ended"
-    late = await move(verb="write", notify="nobody", timeout_s=SHORT_S)
+    late = await move(verb="write", lease=None, notify="nobody", timeout_s=SHORT_S)
     assert late["code"] in ("deadline", "not-permitted"), "by the end that looks first"
 
 
@@ -203,9 +206,12 @@ async def test_leases(sender: Sender) -> None:
     for ttl_s in (LONG_S, LONG_S + 1):
         path = f"leases/{kept['id']}/extend"
         assert isinstance(await sender.send("POST", path, schema.LeaseExtension, {"ttl_s": ttl_s}), dict)
-    found = await node.until(
-        "/v1/leases", lambda told: brief["id"] not in {each["id"] for each in told["items"]}, agent="here"
-    )
+
+    def is_one_left(told: Any) -> bool:
+        numbers = {each["id"] for each in told["items"]}
+        return kept["id"] in numbers and brief["id"] not in numbers
+
+    found = await node.until("/v1/leases", is_one_left, agent="here")
     (left,) = (each for each in found["items"] if each["id"] == kept["id"])
     assert LONG_S - BOUND_S < left["seconds_left"] <= LONG_S + 1
 
@@ -235,22 +241,20 @@ async def test_the_directory(sender: Sender) -> None:
     assert (await publish(metadata={"role": "decode"}))["published"]
     other = "f" * 32
     assert not (await publish(incarnation=other, replace=False))["published"]
-    with DaemonDirectory(f"unix:{node.served.socket}") as directory:
-        found = await directory.resolve("far", BOUND_S)
-        assert dict(found.metadata) == {"role": "decode"}
-        async with Agent("finder", directory=directory) as finder:
-            assert (await finder.connect("far", BOUND_S)).incarnation == node.there.incarnation
-        assert (await publish(name="brief", address="", ttl_s=SHORT_S))["published"]
-        own = {"name": "far", "incarnation": node.there.incarnation.hex()}
-        assert (await kept(own))["lost"] == []
-        assert (await kept(own | {"incarnation": other}, {"name": "none", "incarnation": other}))["lost"] == [
-            "far",
-            "none",
-        ]
-        await node.until(
-            "/v1/directory", lambda told: "brief" not in {each["name"] for each in told["items"]}
-        )
-        assert "brief" not in {entry.name for entry in directory.list()}
+
+    def look_up() -> None:
+        with DaemonDirectory(f"unix:{node.served.socket}") as directory:
+            assert dict(directory.resolve_blocking("far", BOUND_S).metadata) == {"role": "decode"}
+            with Agent("finder", directory=directory) as finder:
+                assert finder.connect_blocking("far", BOUND_S).incarnation == node.there.incarnation
+
+    await asyncio.to_thread(look_up)
+    assert (await publish(name="brief", address="", ttl_s=SHORT_S))["published"]
+    own = {"name": "far", "incarnation": node.there.incarnation.hex()}
+    assert (await kept(own))["lost"] == []
+    not_there = own | {"incarnation": other}, {"name": "none", "incarnation": other}
+    assert (await kept(*not_there))["lost"] == ["far", "none"]
+    await node.until("/v1/directory", lambda told: "brief" not in {each["name"] for each in told["items"]})
 
 
 @fields_of(schema.SettingsChange, schema.AgentSettingsChange, schema.PeerLimitChange)
@@ -335,8 +339,8 @@ async def test_tokens(sender: Sender) -> None:
     async with asyncio.timeout(BOUND_S):
         while await may(brief, "GET", "node") != 401:  # noqa: ASYNC110 (nothing tells of it)
             await asyncio.sleep(0.05)
-    of_certificate = await make(certificate="DNS:router")
-    assert (of_certificate["secret"], of_certificate["certificate"]) == (None, "DNS:router")
+    of_certificate = await make(certificate="URI:spiffe://router")
+    assert (of_certificate["secret"], of_certificate["certificate"]) == (None, "URI:spiffe://router")
 
 
 @fields_of(schema.ParkRequest, schema.PagesRequest, schema.PageLeaseRequest, schema.FetchRequest)
@@ -380,8 +384,7 @@ async def test_pages(sender: Sender) -> None:
     for salt, block in blocks.items():
         salts.append(dict([salt]) if salt else {})
         assert await park(blocks=[block], context=f"park {block}", **salts[-1]) == ["parked"]
-    (record, *_) = (await node.get("/v1/transfers", context="park 8"))["items"]
-    assert record["context"] == "park 8"
+    await node.until("/v1/transfers", lambda told: told["items"], context="park 8")
     for target, (salt_of, block) in enumerate(zip(salts, blocks.values(), strict=True)):
         tag = f"tag {target}"
         expected = node.there.expect(tag.encode(), [target], node.regions["there"])
@@ -428,6 +431,7 @@ async def test_pages(sender: Sender) -> None:
         assert refused.value.code == "not-permitted"
         await node.there.read(node.regions["there"], part.descriptor(), part.blocks, [0], lease=part.lease())
         np.testing.assert_array_equal(there[0], here[block])
+    assert (await lease(ttl_s=LONG_S + 1))["seconds_left"] == LONG_S + 1
     for wrong in ({"keys": ["none"]}, {"layout": layers}):
         assert not (await lease(**wrong, ttl_s=LONG_S))["parts"]
 

@@ -295,11 +295,16 @@ def test_certificates_of_the_environment_are_as_those_of_options(
     of_other = authority.issue("kvxfer://other/prefill", allow=("*/*/*",))
     ours = authority.issue(_DECODE, revoked=True)
     with monkeypatch.context() as environment:
-        for name in ("certificate", "key", "authorities", "revoked"):
-            environment.setenv(f"KVXFER_TLS_{name.upper()}", os.fspath(getattr(ours, name)))
-        environment.setenv("KVXFER_TLS_ALLOW", "acme/*/* other/*/*")
-        environment.setenv("KVXFER_TLS_KERNEL", "never")
-        decode = local("decode", "tcp")
+        for name, value in (
+            ("KVXFER_TLS_CERTIFICATE", ours.certificate),
+            ("KVXFER_TLS_KEY", ours.key),
+            ("KVXFER_TLS_AUTHORITIES", ours.authorities),
+            ("KVXFER_TLS_REVOKED", ours.revoked or ""),
+            ("KVXFER_TLS_ALLOW", "acme/*/* other/*/*"),
+            ("KVXFER_TLS_KERNEL", "never"),
+        ):
+            environment.setenv(name, os.fspath(value))
+        decode = local("decode", "tcp", secret=None)
     prefill = local("prefill", "tcp", tls=of_other)
     prefill.connect(decode.address())
     authority.revoke(of_other)

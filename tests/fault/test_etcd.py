@@ -96,7 +96,7 @@ def test_a_minute_without_etcd_under_two_hundred_agents(cluster: Cluster, seed: 
         agents = {}
         for number in range(200):
             name = f"agent-{number:03}"
-            options = AgentOptions(directory_ttl_s=20.0, daemon="")
+            options = AgentOptions(directory_ttl_s=20.0, daemon="", connect_timeout_s=BOUND_S)
             agents[name] = Agent(name, options, directory=directories[number % 10])
             ended.callback(agents[name].close)
         everybody = sorted(agents)

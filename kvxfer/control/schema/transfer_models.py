@@ -42,8 +42,8 @@ class TransferRequest(RequestModel):
     lease: LeaseText | None = None
     notify: Context | None = Field(
         default=None,
-        description="To write: the tag that `expect` of the other end permits, and the notification that "
-        "it gets when the bytes are there. To read: the notification that it gets when they are here",
+        description="To write: the tag of the other end's `expect`, or else the notification that it gets "
+        "when the bytes are there. To read: the notification that it gets when they are here",
     )
     timeout_s: Seconds = 30.0
     priority: Annotated[int, Field(ge=0, le=255, description="0 goes first"), WHOLE] = 0

@@ -55,7 +55,7 @@ def test_layers_are_intersected_and_numbered_as_the_destinations() -> None:
     dst = cache(layers=range(4, 8), total_layers=8)
     program = compile_program(src, dst)
     assert (program.layers, program.origin, program.num_program_layers) == (range(4, 6), 4, 4)
-    assert program.window([5]) == (1, 1)
+    assert program.window(range(5, 6)) == (1, 1)
     assert moved(program, 1, [0], [0]) == wanted(src, dst, 5, range(4), whole(0, 0, 4))
     assert expand(program, 2, [0], [0]) == []
 
