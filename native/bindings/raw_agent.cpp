@@ -79,11 +79,12 @@ int state_of(const Status& status) {
 class PyRawAgent {
  public:
   PyRawAgent(const std::string& name, const nb::dict& options, const std::string& advertise, double timeout_s,
-         bool exchanges) {
+             bool exchanges) {
     std::shared_ptr<Runtime> runtime = make_agent(to_runtime_options(name, options));
     raw_agent::Agent* const made =
-        raw_agent::Agent::create(std::move(runtime),
-                            {.advertise = advertise, .timeout_ns = to_ns(timeout_s), .exchanges = exchanges})
+        raw_agent::Agent::create(
+            std::move(runtime),
+            {.advertise = advertise, .timeout_ns = to_ns(timeout_s), .exchanges = exchanges})
             .release();
     agent_ = std::shared_ptr<raw_agent::Agent>(made, [](raw_agent::Agent* agent) {
       if (exiting || PyGILState_Check() == 0) {
@@ -132,14 +133,15 @@ class PyRawAgent {
     return released([&] { return agent_->has_remote(name, to_descriptors(rows), to_kind(is_gpu)); });
   }
   template <class AnyRows>
-  std::shared_ptr<raw_agent::PreparedList> prepare(const std::string& of, const AnyRows& rows, bool is_gpu) const {
+  std::shared_ptr<raw_agent::PreparedList> prepare(const std::string& of, const AnyRows& rows,
+                                                   bool is_gpu) const {
     auto prepared =
         take(released([&] { return agent_->prepare(of, to_descriptors(rows), to_kind(is_gpu)); }));
     return std::const_pointer_cast<raw_agent::PreparedList>(prepared);
   }
   PyRawRequest make(bool is_write, const raw_agent::PreparedList& local,
-                     const std::optional<Entries>& local_entries, const raw_agent::PreparedList& remote,
-                     const std::optional<Entries>& remote_entries) const {
+                    const std::optional<Entries>& local_entries, const raw_agent::PreparedList& remote,
+                    const std::optional<Entries>& remote_entries) const {
     const auto entries = [](const std::optional<Entries>& given) {
       return given ? std::span<const std::uint32_t>(given->data(), given->size())
                    : std::span<const std::uint32_t>();
@@ -250,8 +252,8 @@ void define_raw_agent(nb::module_& m) {
       .def("has_remote", &PyRawAgent::has_remote, "name"_a, "rows"_a.noconvert(), "is_gpu"_a)
       .def("prepare", &PyRawAgent::prepare<Rows>, "of"_a, "rows"_a.noconvert(), "is_gpu"_a)
       .def("prepare", &PyRawAgent::prepare<StridedRows>, "of"_a, "rows"_a.noconvert(), "is_gpu"_a)
-      .def("make", &PyRawAgent::make, "is_write"_a, "local"_a, "local_entries"_a.none().noconvert(), "remote"_a,
-           "remote_entries"_a.none().noconvert())
+      .def("make", &PyRawAgent::make, "is_write"_a, "local"_a, "local_entries"_a.none().noconvert(),
+           "remote"_a, "remote_entries"_a.none().noconvert())
       .def("tell", &PyRawAgent::tell, "address"_a, "metadata"_a)
       .def("ask", &PyRawAgent::ask, "address"_a, "name"_a)
       .def("withdraw", &PyRawAgent::withdraw, "address"_a)

@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "raw_agent/agent.h"
 #include "kvxfer/transport_kind.h"
 #include "nixl_plugin/engine_interface.h"
 #include "nixl_plugin/secrets.h"
+#include "raw_agent/agent.h"
 
 namespace kvxfer::nixl {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "raw_agent/descriptor_list.h"
 #include "kvxfer/copy_program.h"
+#include "raw_agent/descriptor_list.h"
 
 namespace kvxfer::raw_agent {
 

@@ -14,6 +14,7 @@ import sys
 import threading
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -272,7 +273,7 @@ def test_every_option_of_each_command_is_run_by_a_test() -> None:
 
     from kvxfer.cli.app import build
 
-    group = get_command(build())
+    group: Any = get_command(build())
     texts = [path.read_text() for path in (Path(__file__).parents[1]).rglob("test_*.py")]
     whole = "\n".join(texts)
     # A machine with a GPU is needed for the one.
