@@ -103,7 +103,7 @@ async def test_calls_are_what_the_daemon_takes(served: Served) -> None:
 
 async def test_the_page_asks_for_what_there_is(served: Served) -> None:
     there = {path for _, path, _ in (await operations(served)).values()}
-    folder = Path(client_calls.__file__).parent / "page"
+    folder = Path(client_calls.__file__).parents[1] / "web"
     texts = "".join(path.read_text() for path in folder.glob("*.js"))
     asked = {re.sub(r"\$\{[^}]*\}", "{}", path) for path in re.findall(r"[\"`](/v1/[^\"`?]*)", texts)}
     assert len(asked) > 10
