@@ -130,9 +130,8 @@ def test_entries_outlive_a_daemon_that_is_killed(tmp_path: Path) -> None:
 
 
 async def test_a_renewal_cuts_off_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "kvxfer.control.client.daemon_directory._ANSWER_S", BOUND_S
-    )  # on a machine of any speed
+    # On a machine of any speed.
+    monkeypatch.setattr("kvxfer.control.client.daemon_directory._ANSWER_S", BOUND_S)
     with program(tmp_path) as started:
         entries = DaemonEntries(api(started))
         started.process.send_signal(signal.SIGSTOP)

@@ -180,7 +180,7 @@ TEST(a_pair_of_many_slices_arrives) {
 
 // ---- tasks ------------------------------------------------------------------------------------
 
-TEST(errands_are_done_at_the_same_time) {
+TEST(tasks_are_done_at_the_same_time) {
   // No task ends before all have begun.
   struct Meeting final : Task {
     explicit Meeting(std::barrier<>& at) : all(at) {}
@@ -201,7 +201,7 @@ TEST(errands_are_done_at_the_same_time) {
   for (const Meeting* each : {&first, &second, &third}) CHECK_EQ(each->num_done, kNumRounds);
 }
 
-TEST(errands_and_copies_do_not_wait_for_each_other) {
+TEST(tasks_and_copies_do_not_wait_for_each_other) {
   struct Counting final : Task {
     void run() noexcept override { ++num_done; }
     int num_done = 0;

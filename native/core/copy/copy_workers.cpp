@@ -23,7 +23,7 @@ namespace {
 constexpr std::uint64_t kTurnCost = SlicedCopy::kSliceCost;
 
 // Rounds of tasks follow each other closely, and waking a thread takes up to this long. So the threads
-// stay awake for this long after an task, and the driving thread spins for this long before it sleeps
+// stay awake for this long after a task, and the driving thread spins for this long before it sleeps
 // until the others have ended.
 constexpr std::chrono::microseconds kAwake{50};
 
@@ -108,17 +108,17 @@ void CopyWorkers::run_all(std::span<Task* const> tasks) noexcept {
   if (!started_) start();
   std::unique_lock lock(mutex_);
   tasks_ = tasks;
-  num_errands_ = tasks.size();
+  num_tasks_ = tasks.size();
   for (std::size_t others = 1; others < tasks.size(); ++others) call_one();
-  while (!tasks_.empty()) run_errand(lock);
+  while (!tasks_.empty()) run_task(lock);
   await_awake(lock, Clock::now() + kAwake, [this] { return num_running_ == 0; });
   landed_.wait(lock, [this] { return num_running_ == 0; });
 }
 
-void CopyWorkers::run_errand(std::unique_lock<std::mutex>& lock) noexcept {
+void CopyWorkers::run_task(std::unique_lock<std::mutex>& lock) noexcept {
   Task& task = *tasks_.front();
   tasks_ = tasks_.subspan(1);
-  --num_errands_;
+  --num_tasks_;
   ++num_running_;
   lock.unlock();
   task.run();
@@ -140,7 +140,7 @@ void CopyWorkers::run(std::size_t thread) noexcept {
   Clock::time_point awake_until{};
   while (!ends_) {
     if (!tasks_.empty()) {
-      run_errand(lock);
+      run_task(lock);
       awake_until = Clock::now() + kAwake;
       continue;
     }
@@ -149,7 +149,7 @@ void CopyWorkers::run(std::size_t thread) noexcept {
       continue;
     }
     if (Clock::now() < awake_until) {
-      await_awake(lock, awake_until, [this] { return num_errands_ != 0 || has_slices(); });
+      await_awake(lock, awake_until, [this] { return num_tasks_ != 0 || has_slices(); });
       continue;
     }
     ++num_idle_;

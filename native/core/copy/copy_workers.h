@@ -5,7 +5,7 @@
 // it. The driving thread made the copy, finds that it has landed, and only then lets go of what the copy
 // reads and writes: the landing is the fence of its work. Threads sleep while no slice is left.
 //
-// The threads also run tasks: several short tasks that may run at the same time. The driving thread runs
+// The threads also run tasks, several short ones that may run at the same time. The driving thread runs
 // some of them and waits until all have ended.
 #pragma once
 
@@ -129,7 +129,7 @@ class CopyWorkers {
 
   void start() noexcept;
   void run(std::size_t thread) noexcept;
-  void run_errand(std::unique_lock<std::mutex>& lock) noexcept;
+  void run_task(std::unique_lock<std::mutex>& lock) noexcept;
   // Spins, without the lock, until is_so() or the time is up.
   template <class IsSo>
   void await_awake(std::unique_lock<std::mutex>& lock, Clock::time_point until, IsSo&& is_so) noexcept;
@@ -150,7 +150,7 @@ class CopyWorkers {
       queue_;  // copies with slices left; has room for most_queued_, and for those that come back
   std::atomic<std::size_t> num_queued_{0};
   std::span<Task* const> tasks_;  // not begun yet
-  std::atomic<std::size_t> num_errands_{0}, num_running_{0};  // not begun yet; begun and not ended
+  std::atomic<std::size_t> num_tasks_{0}, num_running_{0};  // not begun yet; begun and not ended
   std::size_t num_idle_ = 0, num_called_ = 0;  // sleeping threads, and how many of them were woken
   bool announces_ = false, ends_ = false;
   bool started_ = false;  // used by the driving thread alone

@@ -148,7 +148,7 @@ void Sessions::answered(const Peer& peer) noexcept {
 }
 
 void Sessions::unsettle(PeerName& name) noexcept {
-  if (!std::exchange(name.is_unsettled, true)) undecided_.push_back(name);
+  if (!std::exchange(name.is_undecided, true)) undecided_.push_back(name);
 }
 
 std::optional<Sessions::Decided> Sessions::next_decided() {
@@ -162,7 +162,7 @@ std::optional<Sessions::Decided> Sessions::next_decided() {
       if (name->answered_at >= since) return Decided{first, false};
     }
     undecided_.remove(*name);
-    name->is_unsettled = false;
+    name->is_undecided = false;
   }
   return std::nullopt;
 }
@@ -191,7 +191,7 @@ void Sessions::forget_names(const Peer& peer) noexcept {
   if (!name.owners.empty()) return;
   name.answered_at = 0;
   if (!name.waiting.empty()) return unsettle(name);
-  if (name.is_unsettled) undecided_.remove(name);
+  if (name.is_undecided) undecided_.remove(name);
   names_.erase(*peer.name_);
 }
 

@@ -32,7 +32,7 @@ struct PeerName : Linked<PeerName> {
   Time answered_at = 0;  // an owner has acknowledged a heartbeat that was sent then
   std::set<std::pair<Time, SessionKey>> waiting;  // since when
   std::set<std::pair<wire::Id128, SessionKey>> by_process;  // the same
-  bool is_unsettled = false;  // in the list of those that are
+  bool is_undecided = false;  // in the list of those that are
 };
 using PeerNames = std::map<std::string, PeerName>;
 
