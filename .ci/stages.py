@@ -141,6 +141,9 @@ AREAS: tuple[tuple[str, str], ...] = (
     (".github/ .editorconfig .gitignore .clang-format LICENSE", "release"),
 )
 
+#: By day, on a slow or busy machine: what begins later than this runs its smoke tests alone, and the run says so.
+BUDGET_S = 45 * 60
+
 #: Where kernels and what stands in for a GPU lie.
 GPU_AREA = ("native/gpu/", "tests/native/emulated/", "tests/native/ptx/")
 
@@ -170,6 +173,12 @@ def by_day(changed: Iterable[str] | None, gpu_changed: bool) -> dict[str, tuple[
     if gpu_changed:
         suites["native"] = tuple(of_ctest(f"native-test-{build}", GPU) for build in ("asan", "tsan", "plain"))
     return suites
+
+
+def in_time(suites: tuple[Suite, ...], name: str, elapsed_s: float) -> tuple[Suite, ...]:
+    """What a stage of the day runs that begins so late: its smoke tests alone after BUDGET_S, where it has any."""
+    smoke = next(stage.smoke for stage in STAGES if stage.name == name)
+    return smoke if smoke and elapsed_s > BUDGET_S else suites
 
 
 def by_night() -> dict[str, tuple[Suite, ...]]:

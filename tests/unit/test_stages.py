@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -159,10 +160,10 @@ def test_neighbours_of_unlike_lanes_run_at_once_and_engines_in_turn() -> None:
     ]
 
 
-# -- Runs, of a project with two suites ----------------------------------------------------------------
+# -- Runs, of a project with three suites ---------------------------------------------------------------
 
 MAKEFILE = """
-unit test-torch:
+unit test-torch test-nixl:
 	@n=$$(($$(cat $@.n 2>/dev/null || echo 0) + 1)); echo $$n >$@.n; \\
 	case "$$(sed -n $${n}p $@.runs)" in \\
 	pass) echo "== 1 passed in 0.1s ==";; \\
@@ -204,6 +205,19 @@ def test_a_failure_fails_the_run_also_if_it_passes_when_repeated(
     returned, text = run(project(tmp_path, unit=runs), "unit")
     assert returned == status, text
     assert words in text.rpartition("this run again")[2]
+
+
+def test_what_begins_late_runs_its_smoke_tests_alone_and_the_run_says_so(tmp_path: Path) -> None:
+    folder = project(tmp_path, unit="pass pass", test_nixl="pass pass")
+    table = folder / ".ci" / "stages.py"
+    table.write_text(re.sub(r"BUDGET_S = .*", "BUDGET_S = -1", table.read_text()))
+    status, text = run(folder, "unit", "nixl")
+    assert status == 0, text
+    assert "== make --no-print-directory test-nixl ARGS=-m 'smoke'" in text
+    assert "only their smoke tests ran: nixl (" in text
+    status, text = run(folder, "--whole", "unit", "nixl")
+    assert status == 0, text
+    assert "smoke" not in text
 
 
 def test_a_night_goes_on_where_it_was_cut_off_and_not_over_another_commit(tmp_path: Path) -> None:
