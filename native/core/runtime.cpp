@@ -135,13 +135,11 @@ Status Runtime::start() {
   self_.process = process_id();
   for (const TransportKind* kind : rails_.kinds()) self_.transports.emplace_back(kind->name);
   waker_.fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  for (Bell* bell : {&thread_bell_, &driver_bell_}) bell->fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!waker_.fd || !thread_bell_.fd || !driver_bell_.fd || ring_.fd() < 0 || !reactor_.usable())
+  for (Threads::Bell* bell : drivers_.bells()) bell->fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  const std::array fds = own_fds();
+  if (std::ranges::any_of(fds, [](int fd) { return fd < 0; }) || !reactor_.usable())
     return {Code::kSystem, "the agent's eventfds and its epoll: " + words_of(EMFILE)};
-  guard_fd(waker_.fd.get());
-  guard_fd(thread_bell_.fd.get());
-  guard_fd(driver_bell_.fd.get());
-  guard_fd(ring_.fd());
+  for (const int fd : fds) guard_fd(fd);
   if (Status status = reactor_.add(waker_.fd.get(), EPOLLIN, waker_); !status.ok()) return status;
 
   const bool is_certified = options_.credentials != nullptr;
@@ -194,8 +192,13 @@ Status Runtime::start() {
 Runtime::~Runtime() {
   if (engine_ != nullptr) close(Time{1'000'000'000});  // otherwise it never started
   // If a number stayed guarded, a forked child would close it, even when another file has it by then.
-  for (const int fd : {waker_.fd.get(), thread_bell_.fd.get(), driver_bell_.fd.get(), ring_.fd()})
+  for (const int fd : own_fds())
     if (fd >= 0) unguard_fd(fd);
+}
+
+std::array<int, 4> Runtime::own_fds() {
+  const auto [thread_bell, driver_bell] = drivers_.bells();
+  return {waker_.fd.get(), thread_bell->fd.get(), driver_bell->fd.get(), ring_.fd()};
 }
 
 Status Runtime::check_alive() const {
@@ -222,9 +225,7 @@ void Runtime::close(Time timeout_ns) {
   // Posted works still complete.
   await([this] { return engine_->num_transfers() == 0; }, deadline - now());
   await_unmapped(kEveryRegion, "GPU memory of this agent", std::min(deadline - now(), options_.silent_ns));
-  stop_ = true;
-  wake_reactor();
-  notify_waiting();
+  drivers_.stop();
   if (thread_.joinable()) thread_.join();
   triggers_.clear();
   std::unique_lock lock(gate_);
@@ -587,8 +588,7 @@ void Runtime::emit(Event event) {
                    .sender = engine_->sender(event.peer)});
   else
     ring_.push(std::move(event));
-  if (num_followers_ > 0) notify_waiting();
-  if (driver_until_ != 0) wake_driver();  // it may be what the driving caller waits for, and that sleeps
+  drivers_.tell_ended();
 }
 
 void Runtime::random(std::span<std::byte> bytes) { draw(bytes); }

