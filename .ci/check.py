@@ -3,7 +3,7 @@
 ``.ci/run`` runs all stages, ``.ci/run unit vllm`` these alone. Everything random takes its seed from
 KVXFER_SEED, which is fresh for each run and printed. Tests that fail are run once more with the same seed:
 what passes then is named as FLAKY, and fails the run as well. What was printed lies in build/ci.
-By day a stage that begins late runs its smoke tests alone, unless --whole is given: stages.BUDGET_S.
+By day what would begin later than stages.BUDGET_S is cut short to smoke tests, unless --whole is given.
 A night's stages that passed are not run again at the same commit, so that a night that was cut off goes on.
 """
 
@@ -146,7 +146,7 @@ def keep_night(commit: str, kept: dict[str, list[Outcome]]) -> None:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=".ci/run", description=__doc__, allow_abbrev=False)
     parser.add_argument("stages", nargs="*", help="these alone")
-    parser.add_argument("--whole", action="store_true", help="also those whose area has not changed, however late")
+    parser.add_argument("--whole", action="store_true", help="also what has not changed, however late")
     parser.add_argument(
         "--night", action="store_true", help="what runs at night, with what was left out by day"
     )
@@ -168,7 +168,7 @@ def main(arguments: list[str]) -> int:
     kept = passed_this_night(commit) if options.night and not options.anew and " " not in commit else {}
     before = compiled()
     outcomes: dict[str, list[Outcome]] = {}
-    late: list[str] = []
+    cut_short: list[str] = []
 
     stop = threading.Event()
     writing = threading.Lock()
@@ -183,12 +183,14 @@ def main(arguments: list[str]) -> int:
                 )
                 outcomes[name] = kept[name]
                 continue
-            chosen = suites[name]
-            if not (options.night or options.whole):
-                chosen = stages.in_time(chosen, name, time.monotonic() - begin)
-            if chosen != suites[name]:
-                late.append(name)
-            outcomes[name] = [run(suite) for suite in chosen]
+            ended = outcomes[name] = []
+            for suite in suites[name]:
+                smoke = () if options.night or options.whole else stages.late(name, time.monotonic() - begin)
+                if smoke and suites[name] != smoke:
+                    cut_short.append(name)
+                    ended += map(run, () if ended else smoke)
+                    break
+                ended.append(run(suite))
             if options.night and all(outcome.result == "passed" for outcome in outcomes[name]):
                 with writing:
                     kept[name] = outcomes[name]
@@ -226,9 +228,9 @@ def main(arguments: list[str]) -> int:
     print(
         f"{'all':20} {seconds:6.0f} s {used:6.0f} s  ({anew} files compiled anew, {from_cache} from a cache)"
     )
-    if late:
-        minutes = stages.BUDGET_S // 60
-        print(f"begun after {minutes} minutes, so only their smoke tests ran: {', '.join(late)} (--whole runs them)")
+    if cut_short:
+        minutes, names = stages.BUDGET_S // 60, ", ".join(cut_short)
+        print(f"cut short after {minutes} minutes, to smoke tests at least (--whole runs all): {names}")
     print(f"logs in {LOGS.relative_to(ROOT)}")
     for outcome in done:
         print(*outcome.closing, sep="\n", end="\n" if outcome.closing else "")

@@ -141,7 +141,7 @@ AREAS: tuple[tuple[str, str], ...] = (
     (".github/ .editorconfig .gitignore .clang-format LICENSE", "release"),
 )
 
-#: By day, on a slow or busy machine: what begins later than this runs its smoke tests alone, and the run says so.
+#: By day, on a slow or busy machine: what begins later than this is cut short, and the run says so.
 BUDGET_S = 45 * 60
 
 #: Where kernels and what stands in for a GPU lie.
@@ -175,10 +175,10 @@ def by_day(changed: Iterable[str] | None, gpu_changed: bool) -> dict[str, tuple[
     return suites
 
 
-def in_time(suites: tuple[Suite, ...], name: str, elapsed_s: float) -> tuple[Suite, ...]:
-    """What a stage of the day runs that begins so late: its smoke tests alone after BUDGET_S, where it has any."""
+def late(name: str, elapsed_s: float) -> tuple[Suite, ...]:
+    """What is left of a stage by day after so long: its smoke tests; empty where it is to go on whole."""
     smoke = next(stage.smoke for stage in STAGES if stage.name == name)
-    return smoke if smoke and elapsed_s > BUDGET_S else suites
+    return smoke if elapsed_s > BUDGET_S else ()
 
 
 def by_night() -> dict[str, tuple[Suite, ...]]:
