@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer.errors import invalid
-from kvxfer.layout.quantization import QUANTIZATION_SCHEMA, SCALE_NBYTES, Quantization
+from kvxfer.layout.geometry import Geometry, end, end_of_elements, offsets_of_layers
+from kvxfer.layout.quantization import QUANTIZATION_SCHEMA, Quantization
 from kvxfer.layout.schema import Field, Schema, integer, integers, mapping, text
+from kvxfer.layout.validity import integers_of, validate
 
 # Version 1 had no quantization, groups or context parallelism, and its readers required equal versions.
 LAYOUT_VERSION: Final = 2
@@ -35,7 +37,7 @@ class Held(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class KVLayout:
+class KVLayout(Geometry):
     """Where each element of a rank's cache lies: strides and offsets in bytes, from the region's base.
 
     The element (layer l, kv k, block b, token t, head h, dim d) is at
@@ -84,37 +86,7 @@ class KVLayout:
         own. "" for undeclared.
     """
 
-    dtype: str
-    itemsize: int
-    num_blocks: int
-    block_tokens: int
-    num_kv: int
-    head_dim: int
-    first_layer: int
-    num_layers: int
-    total_layers: int
-    first_head: int
-    num_heads: int
-    total_heads: int
-    block_stride: int
-    token_stride: int
-    head_stride: int
-    dim_stride: int
-    offset: int = 0
-    layer_stride: int = 0
-    kv_stride: int = 0
-    offsets: tuple[int, ...] = ()
-    quantization: Quantization | None = None
-    null_block: int = -1
-    cp_rank: int = 0
-    cp_size: int = 1
-    cp_interleave: int = 1
-    model: str = ""
-    group: str = ""
-
     def __post_init__(self) -> None:
-        from kvxfer.layout.validity import integers_of, validate
-
         for name, value in integers_of(self).items():
             object.__setattr__(self, name, value)
         validate(self)
@@ -214,11 +186,7 @@ class KVLayout:
 
     def layer_offsets(self) -> NDArray[np.int64]:
         """Returns the offset of block 0 of each (layer of this rank, kv), [num_layers, num_kv]."""
-        if self.offsets:
-            return np.array(self.offsets, np.int64).reshape(self.num_layers, self.num_kv)
-        layers = np.arange(self.num_layers, dtype=np.int64) * self.layer_stride
-        kvs = np.arange(self.num_kv, dtype=np.int64) * self.kv_stride
-        return self.offset + layers[:, None] + kvs[None, :]
+        return offsets_of_layers(self)
 
     @property
     def layers(self) -> range:
@@ -243,19 +211,12 @@ class KVLayout:
     @property
     def elements_nbytes(self) -> int:
         """Bytes from the region's base to the end of the last element."""
-        from kvxfer.layout.validity import block_axes, extent
-
-        return int(self.layer_offsets().max()) + extent(self.itemsize, block_axes(self))
+        return end_of_elements(self)
 
     @property
     def nbytes(self) -> int:
         """Bytes from the region's base to the end of the last element or page scale."""
-        if self.quantization is None or not self.quantization.in_memory:
-            return self.elements_nbytes
-        from kvxfer.layout.validity import extent, scale_axes
-
-        scales = self.quantization.offset + extent(SCALE_NBYTES, scale_axes(self))
-        return max(self.elements_nbytes, scales)
+        return end(self)
 
     # ---- sending it --------------------------------------------------------------------------
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer.errors import invalid
+from kvxfer.layout.geometry import (
+    Geometry,
+    block_axes,
+    end,
+    end_of_elements,
+    extent,
+    layer_axes,
+    scale_axes,
+)
 from kvxfer.layout.overlap import Strided, overlapping_starts, share_a_byte
 from kvxfer.layout.quantization import SCALABLE_NBYTES, SCALE_NBYTES, Quantization
-
-if TYPE_CHECKING:
-    from kvxfer.layout.kv_layout import KVLayout
 
 # Bounds for the numbers that a peer sends. Nothing is allocated from these numbers, but their products must
 # stay far below 64 bits: an offset is at most _MAX_NBYTES.
@@ -53,7 +59,7 @@ _BOUNDS: Final = (
 _STRIDES: Final = ("block", "token", "head", "dim", "layer", "kv")
 
 
-def integers_of(layout: KVLayout) -> dict[str, int | tuple[int, ...]]:
+def integers_of(layout: Geometry) -> dict[str, int | tuple[int, ...]]:
     """Returns the numeric fields as Python integers; converts numpy's integers.
 
     Raises
@@ -75,7 +81,7 @@ def integers_of(layout: KVLayout) -> dict[str, int | tuple[int, ...]]:
     return found
 
 
-def validate(layout: KVLayout) -> None:
+def validate(layout: Geometry) -> None:
     """Refuses impossible numbers, and layouts in which two elements share a byte.
 
     Raises
@@ -102,39 +108,11 @@ def validate(layout: KVLayout) -> None:
     _check_tokens(layout)
     if layout.quantization is not None:
         _check_quantization(layout)
-    if layout.nbytes > _MAX_NBYTES:
-        raise invalid(f"the layout spans {layout.nbytes} bytes, but the limit is {_MAX_NBYTES}")
+    if (nbytes := end(layout)) > _MAX_NBYTES:
+        raise invalid(f"the layout spans {nbytes} bytes, but the limit is {_MAX_NBYTES}")
 
 
-def block_axes(layout: KVLayout) -> list[tuple[str, int, int]]:
-    """Returns (name, count, stride) of the axes that repeat within one (layer, kv)."""
-    return [
-        ("block", layout.num_blocks, layout.block_stride),
-        ("token", layout.block_tokens, layout.token_stride),
-        ("head", layout.num_heads, layout.head_stride),
-        ("dim", layout.head_dim, layout.dim_stride),
-    ]
-
-
-def scale_axes(layout: KVLayout) -> list[tuple[str, int, int]]:
-    """Returns (name, count, stride) of the axes of page scales; [] when there are none."""
-    scales = layout.quantization
-    if scales is None or not scales.in_memory:
-        return []
-    return [
-        ("layer", layout.num_layers, scales.layer_stride),
-        ("kv", layout.num_kv, scales.kv_stride),
-        ("block", layout.num_blocks, scales.block_stride),
-        ("head", layout.num_heads if scales.per == "page_head" else 1, scales.head_stride),
-    ]
-
-
-def extent(nbytes: int, axes: list[tuple[str, int, int]]) -> int:
-    """Returns the bytes from the first to the end of the last element of `nbytes`."""
-    return nbytes + sum((count - 1) * stride for _, count, stride in axes)
-
-
-def _check_names(layout: KVLayout) -> None:
+def _check_names(layout: Geometry) -> None:
     for name, low, high in (
         ("dtype", 1, _MAX_DTYPE_NAME),
         ("model", 0, _MAX_NAME),
@@ -151,7 +129,7 @@ def _check_names(layout: KVLayout) -> None:
         raise invalid(f"dtype {layout.dtype!a} is not in ASCII letters")
 
 
-def _check_offsets(layout: KVLayout) -> None:
+def _check_offsets(layout: Geometry) -> None:
     if not layout.offsets:
         return
     if len(layout.offsets) != layout.num_layers * layout.num_kv:
@@ -163,7 +141,7 @@ def _check_offsets(layout: KVLayout) -> None:
         raise invalid(f"an offset is not in 0 to {_MAX_NBYTES}")
 
 
-def _check_alignment(layout: KVLayout) -> None:
+def _check_alignment(layout: Geometry) -> None:
     item = layout.itemsize
     for axis in _STRIDES:
         if (stride := getattr(layout, f"{axis}_stride")) % item:
@@ -179,11 +157,8 @@ def _check_alignment(layout: KVLayout) -> None:
             )
 
 
-def _check_overlap(layout: KVLayout) -> None:
-    axes = block_axes(layout)
-    if not layout.offsets:
-        axes += [("layer", layout.num_layers, layout.layer_stride), ("kv", layout.num_kv, layout.kv_stride)]
-    _check_nested(layout.itemsize, axes, "")
+def _check_overlap(layout: Geometry) -> None:
+    _check_nested(layout.itemsize, block_axes(layout) + layer_axes(layout), "")
     if len(layout.offsets) > 1:
         pair = overlapping_starts(layout.offsets, _strided(0, layout.itemsize, block_axes(layout)))
         if pair is not None:
@@ -205,7 +180,7 @@ def _check_nested(nbytes: int, axes: list[tuple[str, int, int]], prefix: str) ->
         inside += (count - 1) * stride
 
 
-def _check_tokens(layout: KVLayout) -> None:
+def _check_tokens(layout: Geometry) -> None:
     if layout.null_block >= layout.num_blocks:
         raise invalid(f"null_block is {layout.null_block}, but the blocks are 0 to {layout.num_blocks - 1}")
     if layout.cp_rank >= layout.cp_size:
@@ -219,7 +194,7 @@ def _check_tokens(layout: KVLayout) -> None:
         )
 
 
-def _check_quantization(layout: KVLayout) -> None:
+def _check_quantization(layout: Geometry) -> None:
     scales = layout.quantization
     if not isinstance(scales, Quantization):
         raise invalid(f"layout field quantization is a {type(scales).__name__}, not a Quantization")
@@ -244,25 +219,19 @@ def _check_quantization(layout: KVLayout) -> None:
     _check_nested(SCALE_NBYTES, axes, "scales of ")
     shared = share_a_byte(
         _starts(layout),
-        _strided(0, layout.itemsize, block_axes(layout) + _layer_axes(layout)),
+        _strided(0, layout.itemsize, block_axes(layout) + layer_axes(layout)),
         _strided(scales.offset, SCALE_NBYTES, axes),
     )
     if shared:
         raise invalid(
             f"scales overlap elements: scales lie in bytes {scales.offset} to "
             f"{scales.offset + extent(SCALE_NBYTES, axes) - 1}, elements in {int(_starts(layout).min())} to "
-            f"{layout.elements_nbytes - 1}, and their strides do not separate them (register the scales with "
-            "the cache, and read both offsets off the same tensors)"
+            f"{end_of_elements(layout) - 1}, and their strides do not separate them (register the scales "
+            "with the cache, and read both offsets off the same tensors)"
         )
 
 
-def _layer_axes(layout: KVLayout) -> list[tuple[str, int, int]]:
-    if layout.offsets:
-        return []
-    return [("layer", layout.num_layers, layout.layer_stride), ("kv", layout.num_kv, layout.kv_stride)]
-
-
-def _starts(layout: KVLayout) -> NDArray[np.int64]:
+def _starts(layout: Geometry) -> NDArray[np.int64]:
     return np.array(layout.offsets or (layout.offset,), np.int64)
 
 
