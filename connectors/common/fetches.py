@@ -27,7 +27,7 @@ from kvxfer.connectors.common.prefill_ranks import PrefillRanks
 from kvxfer.connectors.common.regions import CacheRegions
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.statistics import NO_MODE, PULL, PUSH, RETURN, Recorder
-from kvxfer.connectors.common.step import FetchOrder
+from kvxfer.connectors.common.step import FetchOrder, Unfetchable
 from kvxfer.directory import Entry
 
 _log = logging.getLogger("kvxfer")
@@ -80,8 +80,8 @@ class Fetches:
         fetch = Fetch(order, self._marks.set())
         self._fetches[order.request_id] = fetch
         self._begun.append(fetch)
-        if isinstance(order.source, str):
-            fetch.fail(order.source, order.code)
+        if isinstance(order.source, Unfetchable):
+            fetch.fail(order.source.why, order.source.code)
             return
         fetch.sessions = [self._ranks.session(rank, order.request_id) for rank in order.source.ranks]
         self._advance(fetch)
@@ -335,21 +335,23 @@ class Fetches:
 
 def _silent(fetch: Fetch) -> list[Entry]:
     """Returns the agents whose sessions are still being opened."""
-    source = fetch.order.source
-    ranks = () if isinstance(source, str) else source.ranks
-    return [rank for rank, session in zip(ranks, fetch.sessions, strict=True) if not session.done()]
+    return [
+        rank
+        for rank, session in zip(fetch.order.source.ranks, fetch.sessions, strict=True)
+        if not session.done()
+    ]
 
 
-def _mode(source: Handover | Appointment | str) -> str:
+def _mode(source: Handover | Appointment | Unfetchable) -> str:
     """Returns the mode under which a request's fetch is counted."""
     if isinstance(source, Handover):
         return RETURN if source.comes_back else PULL
     return PUSH if isinstance(source, Appointment) else NO_MODE
 
 
-def _engine(source: Handover | Appointment | str) -> str:
+def _engine(source: Handover | Appointment | Unfetchable) -> str:
     """Returns the engine that was to send a request's cache; `""` if none was named."""
-    return "" if isinstance(source, str) or not source.ranks else source.ranks[0].name
+    return source.ranks[0].name if source.ranks else ""
 
 
 def _name(source: Handover) -> str:

@@ -31,7 +31,17 @@ from kvxfer.connectors.common.keeping import Keeping
 from kvxfer.connectors.common.samples import Samples
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.statistics import Counts, Recorder
-from kvxfer.connectors.common.step import Chunk, Claimed, FetchOrder, Grant, News, OwnRank, Remainder, Step
+from kvxfer.connectors.common.step import (
+    Chunk,
+    Claimed,
+    FetchOrder,
+    Grant,
+    News,
+    OwnRank,
+    Remainder,
+    Step,
+    Unfetchable,
+)
 from kvxfer.connectors.common.untransferred import Untransferred
 from kvxfer.directory import Entry
 
@@ -96,7 +106,7 @@ class SchedulerHalf:
         self._ranks: tuple[Entry, ...] = ()
         self._pages_per_block: tuple[int, ...] = ()
         self._prefills: dict[str, _Prefill] = {}
-        self._sources: dict[str, Handover | Appointment | str] = {}
+        self._sources: dict[str, Handover | Appointment | Unfetchable] = {}
         # Requests that were logged: the scheduler asks again in every step while a request waits for blocks.
         self._said: set[str] = set()
         self._fetching: set[str] = set()
@@ -138,7 +148,7 @@ class SchedulerHalf:
         if self._consumes and names_a_cache:
             # Claim it now, at the engine that keeps it: the request may wait here for its turn for long.
             source = self._source(request)
-            if not isinstance(source, str) and set(source.ranks).isdisjoint(self._ranks):
+            if not isinstance(source, Unfetchable) and set(source.ranks).isdisjoint(self._ranks):
                 self._claimed.add(request.id)
                 self._next.claimed.append(Claimed(request.id, source))
 
@@ -174,7 +184,7 @@ class SchedulerHalf:
             # The tokens that the first sample fetched are in the prefix cache; this one computes the rest.
             return None if first in self._fetching else 0
         source = self._source(request)
-        if not isinstance(source, str) and not set(source.ranks).isdisjoint(self._ranks):
+        if not isinstance(source, Unfetchable) and not set(source.ranks).isdisjoint(self._ranks):
             # This engine computed it itself: the prefix cache has it.
             return 0
         if isinstance(source, Handover) and not self._can_load(request, source):
@@ -185,14 +195,14 @@ class SchedulerHalf:
                     request.id,
                 )
             return 0
-        if isinstance(source, str) and comes_back:
+        if isinstance(source, Unfetchable) and comes_back:
             # The turn's tokens differ from those that decode generated: this engine computes it.
             return 0
         # If the source cannot be used for another reason, the engine allocates blocks and is told that their
         # load failed: its policy decides what follows.
         return max(self._num_loaded(request, source) - num_computed, 0)
 
-    def _num_loaded(self, request: EngineRequest, source: Handover | Appointment | str) -> int:
+    def _num_loaded(self, request: EngineRequest, source: Handover | Appointment | Unfetchable) -> int:
         """Returns how many tokens of the prompt are here after a load."""
         num_tokens: int = request.num_prompt_tokens
         comes_back = isinstance(source, Handover) and source.comes_back
@@ -219,7 +229,7 @@ class SchedulerHalf:
         self._keeping.allocated(request)
         params = params_of(request)
         if num_external and (refusal := self._untransferred.refusal(request.id)):
-            self._fetch(request, refusal, block_ids, num_external, "no-handover")
+            self._fetch(request, refusal, block_ids, num_external)
             return
         if not params:
             return
@@ -233,7 +243,7 @@ class SchedulerHalf:
                 self._unclaim({request_id})
             if num_external:
                 self._fetch(request, source, block_ids, num_external)
-            elif is_first and not isinstance(source, str):
+            elif is_first and not isinstance(source, Unfetchable):
                 self._next.released.append(source)
             # Fetch once: if the load fails and the request comes again, this engine computes it.
             params["do_remote_prefill"] = False
@@ -259,20 +269,17 @@ class SchedulerHalf:
     def _fetch(
         self,
         request: EngineRequest,
-        source: Handover | Appointment | str,
+        source: Handover | Appointment | Unfetchable,
         block_ids: Blocks,
         num_external: int,
-        code: str = "bad-handover",
     ) -> None:
-        """Orders the fetch of a request's last tokens. If `source` is a reason, the order fails with it."""
+        """Orders the fetch of a request's last tokens."""
         waits = self._settings.waits
         if not waits:
             self._fetching.add(request.id)
         stop = self._num_loaded(request, source)
         tables = self._tables(block_ids, stop)
-        order = FetchOrder(
-            request.id, source, tables, stop - num_external, stop, waits, code, trace=request.trace
-        )
+        order = FetchOrder(request.id, source, tables, stop - num_external, stop, waits, trace=request.trace)
         self._next.fetches.append(order)
 
     def received(self, request_ids: set[str]) -> None:
@@ -285,8 +292,8 @@ class SchedulerHalf:
         self._claimed -= ended
         self._next.unclaimed += sorted(ended)
 
-    def _source(self, request: EngineRequest) -> Handover | Appointment | str:
-        """Returns the request's parsed parameters, or the reason why they cannot be used. Parses once."""
+    def _source(self, request: EngineRequest) -> Handover | Appointment | Unfetchable:
+        """Returns the request's parsed parameters, or why they cannot be used. Parses once."""
         known = self._sources.get(request.id)
         if known is None:
             params = params_of(request)
@@ -295,7 +302,7 @@ class SchedulerHalf:
                     raise HandoverError("prompts of embeddings are not handed over")
                 known = self._read(params, request)
             except HandoverError as error:
-                known = str(error)
+                known = Unfetchable(str(error))
                 _log.warning("kvxfer: request %s: %s", request.id, error)
             self._sources[request.id] = known
         return known

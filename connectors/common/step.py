@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import kvxfer
 from kvxfer.connectors.common.appointment import Appointment
@@ -96,33 +97,38 @@ class Remainder:
 
 
 @dataclass(frozen=True, slots=True)
+class Unfetchable:
+    """Why nothing can be fetched of a prompt that another engine was to compute: in words, and in one."""
+
+    why: str
+    code: str = "bad-handover"
+    ranks: ClassVar[tuple[Entry, ...]] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class FetchOrder:
     """The order to fetch a request whose prompt another engine computes.
 
     Attributes
     ----------
     source
-        A handover: decode reads when prefill has ended. An appointment: prefill writes as it computes. A
-        string: the reason why nothing can be fetched.
+        A handover: decode reads when prefill has ended. An appointment: prefill writes as it computes.
     tables
         For each cache group this engine's blocks of the whole prompt; 0 for none.
     first_token, num_tokens
         The tokens that are missing here: from `first_token` up to, and without, `num_tokens`.
     waits
         Whether this step's forward waits for it, layer by layer.
-    code
-        If nothing can be fetched, the reason in one word.
     trace
         The request's trace, as in `EngineRequest`.
     """
 
     request_id: str
-    source: Handover | Appointment | str
+    source: Handover | Appointment | Unfetchable
     tables: tuple[tuple[int, ...], ...]
     first_token: int
     num_tokens: int
     waits: bool = False
-    code: str = "bad-handover"
     trace: str = ""
 
 

@@ -16,6 +16,7 @@ from kvxfer.connectors.common.cache_group import CacheGroup
 from kvxfer.connectors.common.engine_request import EngineRequest
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.statistics import Recorder
+from kvxfer.connectors.common.step import Unfetchable
 
 _log = logging.getLogger("kvxfer")
 
@@ -54,7 +55,7 @@ class Untransferred:
         self._statistics = statistics
         self._clock = clock
         self._unseen: set[str] = set()  # requests for which `asked` was not called yet
-        self._refused: dict[str, str] = {}
+        self._refused: dict[str, Unfetchable] = {}
         self._said_at = -math.inf
         self._num_unsaid = 0
 
@@ -76,16 +77,17 @@ class Untransferred:
             return
         self._statistics.untransferred()
         if self._refuses:
-            self._refused[request.id] = (
+            self._refused[request.id] = Unfetchable(
                 f"it names no cache, and {missing} tokens of its prompt would have to be computed here "
-                "(require_transfer): the router has to pass prefill's kv_transfer_params on"
+                "(require_transfer): the router has to pass prefill's kv_transfer_params on",
+                "no-handover",
             )
         else:
             self._say(request.id, missing)
 
-    def refusal(self, request_id: str) -> str:
-        """Returns why a request is refused; "" if it is not. A refused request gets blocks and then fails."""
-        return self._refused.get(request_id, "")
+    def refusal(self, request_id: str) -> Unfetchable | None:
+        """Returns why a request is refused, if it is. A refused request gets blocks and then fails."""
+        return self._refused.get(request_id)
 
     def ended(self, request_id: str) -> None:
         """Forgets a request."""

@@ -9,7 +9,7 @@ import pytest
 
 from kvxfer import LeaseToken
 from kvxfer.connectors.common.handover import Handover
-from kvxfer.connectors.common.step import Claimed, FetchOrder, Grant, News, Step
+from kvxfer.connectors.common.step import Claimed, FetchOrder, Grant, News, Step, Unfetchable
 from tests.connectors.workers import (
     BLOCK_SIZE,
     NUM_LAYERS,
@@ -141,7 +141,7 @@ def test_one_that_gave_way_is_not_read_any_more() -> None:
 
 def ask_for(pushed: Pushed, prefill: list[Worker]) -> Step:
     source = pushed.order(prefill).fetches[0].source
-    assert not isinstance(source, str)
+    assert not isinstance(source, Unfetchable)
     return Step(claimed=[Claimed("b", source)])
 
 

@@ -17,7 +17,7 @@ from kvxfer.connectors.common.notes import RegistrationPart
 from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.push_registration import Registration, Share
 from kvxfer.connectors.common.settings import Settings
-from kvxfer.connectors.common.step import Chunk, Claimed, FetchOrder, Remainder, Step
+from kvxfer.connectors.common.step import Chunk, Claimed, FetchOrder, Remainder, Step, Unfetchable
 from kvxfer.connectors.common.worker_half import WorkerHalf
 from tests.connectors.workers import (
     BOUND_S,
@@ -398,7 +398,7 @@ def test_one_that_decode_holds_already_is_given_back() -> None:
     with workers("prefill", lease_ttl_s=600.0) as prefill, workers("decode") as decode:
         forward(prefill, pushed, 0, TOKENS, whole)
         source = pushed.order(prefill).fetches[0].source
-        assert not isinstance(source, str)
+        assert not isinstance(source, Unfetchable)
         decode[0].half.step(Step(released=[source]))
         assert collected(prefill, {"held"})[0].sent == {"held"}
 

@@ -22,7 +22,7 @@ from kvxfer.connectors.common.handover import Handover, place_of
 from kvxfer.connectors.common.pace import StepPace
 from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.settings import Settings
-from kvxfer.connectors.common.step import Claimed, FetchOrder, Grant, Step
+from kvxfer.connectors.common.step import Claimed, FetchOrder, Grant, Step, Unfetchable
 from kvxfer.directory import Entry
 from tests.connectors.requests import Request
 from tests.connectors.workers import BLOCK_SIZE, LAYERS, NUM_HEADS, Pushed, Worker, memory_of
@@ -73,7 +73,7 @@ def granted(prefill: Worker, *readers: str) -> Handover:
     return Handover(request_id, (prefill.rank,), (lease,), (SRC,), (BLOCK_SIZE,), (1,), NUM_TOKENS)
 
 
-def order(handover: Handover | str, request_id: str = "a") -> Step:
+def order(handover: Handover | Unfetchable, request_id: str = "a") -> Step:
     return Step(fetches=[FetchOrder(request_id, handover, (DST,), 0, NUM_TOKENS)])
 
 
@@ -278,9 +278,11 @@ def test_failures_are_counted_by_their_code(prefill: Worker, decode: Worker) -> 
     nobody = Entry("nobody", "tcp://127.0.0.1:1", bytes(16))
     decode.half.step(order(replace(handover, ranks=(nobody,)), "b"))
     decode.until("received", "b")
-    decode.half.step(order("what the router passed cannot be read", "c"))
+    decode.half.step(order(Unfetchable("what the router passed cannot be read"), "c"))
     decode.until("received", "c")
-    decode.half.step(Step(fetches=[FetchOrder("d", "it names no cache", (DST,), 0, 1, code="no-handover")]))
+    decode.half.step(
+        Step(fetches=[FetchOrder("d", Unfetchable("it names no cache", "no-handover"), (DST,), 0, 1)])
+    )
     decode.until("received", "d")
     assert counted(decode)["failures"] == {
         "pull": {"lease-ended": 1, "unreachable": 1},

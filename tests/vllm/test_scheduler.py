@@ -11,7 +11,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from kvxfer import LeaseToken
 from kvxfer.connectors.common.handover import Handover
-from kvxfer.connectors.common.step import Grant, News, Step
+from kvxfer.connectors.common.step import Grant, News, Step, Unfetchable
 from kvxfer.connectors.vllm.metadata import StepMetadata, WorkerMetadata
 from kvxfer.connectors.vllm.request import VllmRequest
 from kvxfer.directory import Entry
@@ -351,7 +351,7 @@ def test_parameters_that_cannot_be_used_fail_their_request(make: Make) -> None:
     engine = make("kv_consumer")
     engine.add(from_prefill(PROMPT, request_id="a", kvxfer=None), from_prefill(PROMPT[::-1], request_id="b"))
     orders = {order.request_id: order for order in engine.step().fetches}
-    assert isinstance(orders["a"].source, str)
+    assert isinstance(orders["a"].source, Unfetchable)
     assert isinstance(orders["b"].source, Handover)
     engine.step(lose(engine, "a", 0))
     engine.step(Answers(received={"b"}))
@@ -470,7 +470,7 @@ class Walk:
         draw, engine = self._random, self.engine
         answers = Answers(sent={each for each in sorted(engine.can_be_sent) if draw.random() < 0.3})
         for request_id, order in sorted(engine.fetching.items()):
-            if isinstance(order.source, str) or draw.random() < 0.1:
+            if isinstance(order.source, Unfetchable) or draw.random() < 0.1:
                 at = draw.randrange(order.first_token // BLOCK_SIZE, len(order.tables[0]))
                 lost = lose(engine, request_id, at)
                 answers.failed |= lost.failed

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from vllm.v1.request import Request
 
+from kvxfer.connectors.common.step import Unfetchable
 from tests.vllm.stepping import BLOCK_SIZE, TO_PREFILL, Answers, Engine, Make, request
 from tests.vllm.test_scheduler import PROMPT, assert_empty, from_prefill, lose
 
@@ -21,7 +22,7 @@ def ask(engine: Engine, made: Request) -> str:
     for _ in range(8):
         answers = Answers()
         for request_id, order in engine.fetching.items():
-            if not isinstance(order.source, str):
+            if not isinstance(order.source, Unfetchable):
                 answers.received.add(request_id)  # its cache arrived
                 continue
             answers = lose(engine, request_id, order.first_token // BLOCK_SIZE)
@@ -61,8 +62,9 @@ def test_a_refused_request_is_told_to_the_workers_in_words(make: Make) -> None:
     engine = make("kv_consumer", require_transfer=True)
     engine.add(request(PROMPT, 1, None, "a"))
     (order,) = engine.step().fetches
-    assert order.code == "no-handover"
-    assert order.source == (
+    assert isinstance(order.source, Unfetchable)
+    assert order.source.code == "no-handover"
+    assert order.source.why == (
         "it names no cache, and 40 tokens of its prompt would have to be computed here (require_transfer): "
         "the router has to pass prefill's kv_transfer_params on"
     )
