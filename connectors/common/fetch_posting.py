@@ -7,7 +7,7 @@ from typing import Final
 
 import kvxfer
 from kvxfer import plan
-from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.expected_push import ExpectedPush
 from kvxfer.connectors.common.fetch import Fetch, Work
 from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.common.mail import Mail
@@ -52,7 +52,7 @@ class FetchPoster:
     def post(self, fetch: Fetch) -> None:
         """Posts all of a fetch, whose sessions are open; if it raises, the fetch owns what was posted."""
         peers = [session.result() for session in fetch.sessions]
-        if isinstance(fetch.order.source, Appointment):
+        if isinstance(fetch.order.source, ExpectedPush):
             for peer in peers:
                 require_started(peer)
         # Look up all regions before posting: this raises if a peer has not announced one yet.
@@ -66,7 +66,7 @@ class FetchPoster:
         try:
             if isinstance(fetch.order.source, Handover):
                 self._read(fetch, fetch.order.source, peers, remotes, routes, parts)
-            elif isinstance(fetch.order.source, Appointment):
+            elif isinstance(fetch.order.source, ExpectedPush):
                 self._expect(fetch, fetch.order.source, peers, remotes, routes, parts)
         finally:
             fetch.took(parts)
@@ -118,7 +118,7 @@ class FetchPoster:
     def _expect(
         self,
         fetch: Fetch,
-        appointment: Appointment,
+        expected: ExpectedPush,
         peers: list[kvxfer.Peer],
         remotes: _Remotes,
         routes: _Routes,
@@ -164,17 +164,17 @@ class FetchPoster:
         for peer, wanted in zip(peers, shares, strict=True):
             registration = Registration(
                 tag=fetch.tag.hex(),
-                prompt=appointment.prompt,
+                prompt=expected.prompt,
                 first_token=order.first_token,
                 num_tokens=order.num_tokens,
                 tables=tuple(table.blocks for table in tables),
                 block_sizes=tuple(table.block_size for table in tables),
                 pages_per_block=tuple(table.pages_per_block for table in tables),
                 shares=tuple(wanted),
-                may_be_shared=appointment.may_be_shared,
+                may_be_shared=expected.may_be_shared,
             )
             content = registration.model_dump_json().encode()
-            for part in RegistrationPart.split(appointment.key, self._reader, self._num_readers, content):
+            for part in RegistrationPart.split(expected.key, self._reader, self._num_readers, content):
                 self._mail.send(peer, part)
 
     def _table(self, order: FetchOrder, group: int) -> GroupTable:

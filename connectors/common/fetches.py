@@ -1,6 +1,6 @@
 """Decode's side at a worker: fetches of prompts that another engine computes.
 
-With a handover, this worker reads the pages after prefill has ended. With an appointment, it tells prefill
+With a handover, this worker reads the pages after prefill has ended. With an expected push, it tells prefill
 where the pages go, and prefill writes them while it computes. In both cases the engine's own steps check
 the progress.
 """
@@ -12,13 +12,13 @@ import time
 from concurrent.futures import Future
 
 import kvxfer
-from kvxfer.connectors.common.appointment import Appointment
-from kvxfer.connectors.common.claims import claim_of
 from kvxfer.connectors.common.compute_stream import ComputeStream, Marks
+from kvxfer.connectors.common.expected_push import ExpectedPush
 from kvxfer.connectors.common.failed_loads import FailedLoads
 from kvxfer.connectors.common.fetch import Fetch
 from kvxfer.connectors.common.fetch_posting import FetchPoster
 from kvxfer.connectors.common.handover import Handover
+from kvxfer.connectors.common.heartbeats import heartbeat_of
 from kvxfer.connectors.common.mail import Mail
 from kvxfer.connectors.common.notes import Leaving, Note, Receipt, Refusal, digest_of
 from kvxfer.connectors.common.pace import Pace, StepPace
@@ -157,7 +157,7 @@ class Fetches:
             # could be taken for another request with the same key.
             source = fetch.order.source
             has_left = fetch.failure and fetch.sessions and fetch.code != "refused"
-            if isinstance(source, Handover) or (isinstance(source, Appointment) and has_left):
+            if isinstance(source, Handover) or (isinstance(source, ExpectedPush) and has_left):
                 self._release(source, fetch.sessions)
         lines.tell()
         return ended, failed
@@ -218,7 +218,7 @@ class Fetches:
             if fetch.tag and fetch.tag == note.tag:
                 fetch.fail(f"prefill refused: {note.reason}", "refused")
 
-    def release(self, source: Handover | Appointment) -> Note:
+    def release(self, source: Handover | ExpectedPush) -> Note:
         """Tells every prefill rank, except this agent itself, that this worker needs no blocks of it."""
         others = [rank for rank in source.ranks if rank.name != self._agent.name]
         name = source.request_id if isinstance(source, Handover) else source.key.hex()
@@ -261,7 +261,7 @@ class Fetches:
         """Advances a fetch as far as possible now; returns whether it has ended."""
         if not fetch.is_posted and not fetch.failure:
             # Prefill may write as soon as it is told where, so no kernel may still use these blocks.
-            if isinstance(fetch.order.source, Appointment) and not fetch.mark.has_passed:
+            if isinstance(fetch.order.source, ExpectedPush) and not fetch.mark.has_passed:
                 return False
             if not (silent := _silent(fetch)):
                 try:
@@ -293,14 +293,14 @@ class Fetches:
         Prefill is asked for a push at the same time, so its first step may take as long as connecting.
         """
         starts = (
-            isinstance(fetch.order.source, Appointment) and fetch.age_s < self._settings.connect_timeout_s
+            isinstance(fetch.order.source, ExpectedPush) and fetch.age_s < self._settings.connect_timeout_s
         )
         return not fetch.work.members and (fetch.is_early or starts)
 
     def _tell_of_reading(self, fetch: Fetch) -> None:
         """Tells prefill that a read has begun, so its blocks come back within moments."""
         source = fetch.order.source
-        if isinstance(source, Handover) and (note := claim_of(source, is_reading=True)) is not None:
+        if isinstance(source, Handover) and (note := heartbeat_of(source, is_reading=True)) is not None:
             for session in fetch.sessions:
                 self._mail.send_over(session, note)
 
@@ -320,7 +320,7 @@ class Fetches:
         block_size = self._regions.groups[0].block_size
         return set(order.tables[0][order.first_token // block_size :]) - {0}
 
-    def _release(self, source: Handover | Appointment, sessions: list[Future[kvxfer.Peer]]) -> Note:
+    def _release(self, source: Handover | ExpectedPush, sessions: list[Future[kvxfer.Peer]]) -> Note:
         note: Note
         if isinstance(source, Handover):
             request = digest_of(source.request_id)
@@ -342,14 +342,14 @@ def _silent(fetch: Fetch) -> list[Entry]:
     ]
 
 
-def _mode(source: Handover | Appointment | Unfetchable) -> str:
+def _mode(source: Handover | ExpectedPush | Unfetchable) -> str:
     """Returns the mode under which a request's fetch is counted."""
     if isinstance(source, Handover):
         return RETURN if source.comes_back else PULL
-    return PUSH if isinstance(source, Appointment) else NO_MODE
+    return PUSH if isinstance(source, ExpectedPush) else NO_MODE
 
 
-def _engine(source: Handover | Appointment | Unfetchable) -> str:
+def _engine(source: Handover | ExpectedPush | Unfetchable) -> str:
     """Returns the engine that was to send a request's cache; `""` if none was named."""
     return source.ranks[0].name if source.ranks else ""
 

@@ -133,7 +133,7 @@ class Handover:
         Whether this is a return, from decode to the prefill of a later turn.
     keep_s
         How long the blocks are kept without a claim from the reader's engine; None if the engine that keeps
-        them does not support claims.
+        them does not know heartbeats.
     batch
         `EngineRequest.batch` of the request at the engine that keeps it; further prompts are pushed by it.
     may_be_shared

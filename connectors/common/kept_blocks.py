@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import kvxfer
-from kvxfer.connectors.common.notes import Claim, Receipt, digest_of
+from kvxfer.connectors.common.ending import has_ended, revoke
+from kvxfer.connectors.common.notes import Heartbeat, Receipt, digest_of
 from kvxfer.connectors.common.paging import counted, pages_of
 from kvxfer.connectors.common.place import agents_of
-from kvxfer.connectors.common.quiescence import has_ended, revoke
 from kvxfer.connectors.common.readers import Readers
 from kvxfer.connectors.common.step import News
 
@@ -80,7 +80,7 @@ class KeptBlocks:
                     token = group.lease(grant.leases[group.table])
                     region = regions.regions[at]
                     held = counted(held, region.layout, regions.pages_per_block[at])
-                    # No expiry: `collect` revokes the lease before the blocks are reused, and claims may
+                    # No expiry: `collect` revokes the lease before the blocks are reused, and heartbeats may
                     # extend the time until then.
                     kept.leases.append(region.grant(holder, held, ttl_s=math.inf, token=token))
         except kvxfer.KvxferError as error:
@@ -120,17 +120,17 @@ class KeptBlocks:
         else:
             kept.is_released = True
 
-    def claim(self, claim: Claim, sender: str) -> None:
-        """Processes a claim: the reader's engine knows the request, and will read it or is reading it."""
-        kept = self._kept_of(claim, sender)
+    def claim(self, heartbeat: Heartbeat, sender: str) -> None:
+        """Processes a heartbeat: the reader's engine knows the request, and will read it or is reading it."""
+        kept = self._kept_of(heartbeat, sender)
         if kept is not None and not kept.is_released:
             kept.readers.came(sender)
             kept.is_read = kept.readers.are_done
-            # A claim resets the count of reads at the scheduler half, so a finished read is reported again.
+            # It resets the count of reads at the scheduler half, so a finished read is reported again.
             (self._read.add if kept.is_read else self._read.discard)(kept.request_id)
             kept.expires_at = time.monotonic() + kept.ttl_s
             names = frozenset({kept.request_id})
-            self._news |= News(names, names if claim.is_reading else frozenset())
+            self._news |= News(names, names if heartbeat.is_reading else frozenset())
 
     def take_news(self) -> News:
         """Returns the news from readers' engines since the last call."""
@@ -147,7 +147,7 @@ class KeptBlocks:
             if not kept.is_read:
                 self._statistics.gave_way()
 
-    def _kept_of(self, note: Receipt | Claim, sender: str, is_own: bool = False) -> _Kept | None:
+    def _kept_of(self, note: Receipt | Heartbeat, sender: str, is_own: bool = False) -> _Kept | None:
         """Returns the request that a note names, if the sender is one of its readers."""
         kept = self._kept.get(note.request)
         # The lease's digest proves that the sender did not merely guess the request's name.

@@ -106,7 +106,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Heartbeat:
     """A reader's engine knows a request; prefill restarts the request's keep time.
 
     For a push, `request` is its key and `first_lease` is zeros.
@@ -124,7 +124,7 @@ class Claim:
         return self.FORM.pack(self.KIND, self.request, self.first_lease, self.is_reading)
 
 
-Note = Receipt | RegistrationPart | Leaving | Refusal | Claim
+Note = Receipt | RegistrationPart | Leaving | Refusal | Heartbeat
 
 
 def read(payload: bytes) -> Note:
@@ -157,10 +157,10 @@ def read(payload: bytes) -> Note:
                 reason = payload[head.size :][:_MAX_REASON_NBYTES].decode(errors="replace")
                 return Refusal(*(*head.unpack_from(payload)[1:], reason))
             case b"\x05":
-                _, request, first_lease, is_reading = Claim.FORM.unpack(payload)
+                _, request, first_lease, is_reading = Heartbeat.FORM.unpack(payload)
                 if is_reading > 1:
                     raise ValueError(f"a claim with is_reading {is_reading}, not 0 or 1")
-                return Claim(request, first_lease, bool(is_reading))
+                return Heartbeat(request, first_lease, bool(is_reading))
     except struct.error as error:
         raise ValueError(f"{len(payload)} bytes of kind {payload[0]}: {error}") from None
     raise ValueError(f"{len(payload)} bytes that begin with {payload[:1].hex() or 'nothing'}")

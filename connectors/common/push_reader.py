@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import kvxfer
+from kvxfer.connectors.common.ending import is_quiet_by
 from kvxfer.connectors.common.push_registration import Registration
-from kvxfer.connectors.common.quiescence import is_quiet_by
 
 
 @dataclass(slots=True)

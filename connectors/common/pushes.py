@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import kvxfer
+from kvxfer.connectors.common.bounded_table import remember
 from kvxfer.connectors.common.compute_stream import PASSED, ComputeStream, LayerMarks, Marks
+from kvxfer.connectors.common.ending import quiesce
 from kvxfer.connectors.common.handover import MAX_READERS
 from kvxfer.connectors.common.mail import Mail
 from kvxfer.connectors.common.notes import KEY_NBYTES, Leaving, Refusal, RegistrationPart, context_of
@@ -22,9 +24,7 @@ from kvxfer.connectors.common.paging import GroupTable, counted, pair_pages
 from kvxfer.connectors.common.place import engine_of
 from kvxfer.connectors.common.push_reader import Reader
 from kvxfer.connectors.common.push_registration import Registration, Share
-from kvxfer.connectors.common.quiescence import quiesce
 from kvxfer.connectors.common.regions import CacheRegions, remote_region
-from kvxfer.connectors.common.remembering import remember
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.statistics import Recorder
 from kvxfer.connectors.common.step import Chunk, News, Remainder

@@ -9,8 +9,8 @@ from typing import Any, Final
 import kvxfer
 from kvxfer import plan
 from kvxfer.connectors.common.cache_group import CacheGroup
+from kvxfer.connectors.common.ending import deregister
 from kvxfer.connectors.common.paging import GroupTable
-from kvxfer.connectors.common.quiescence import deregister
 
 #: A region of one byte that a worker's agent has until its engine's first step.
 STARTING: Final = "starting"

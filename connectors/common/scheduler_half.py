@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import kvxfer
-from kvxfer.connectors.common.appointment import (
-    Appointment,
+from kvxfer.connectors.common.cache_group import CacheGroup, num_held_back
+from kvxfer.connectors.common.engine_request import EngineRequest
+from kvxfer.connectors.common.expected_push import (
+    ExpectedPush,
     answer,
     has_coordinates,
     is_further,
     is_push,
     read_key,
 )
-from kvxfer.connectors.common.cache_group import CacheGroup, num_held_back
-from kvxfer.connectors.common.engine_request import EngineRequest
 from kvxfer.connectors.common.handover import (
     Handover,
     HandoverError,
@@ -106,7 +106,7 @@ class SchedulerHalf:
         self._ranks: tuple[Entry, ...] = ()
         self._pages_per_block: tuple[int, ...] = ()
         self._prefills: dict[str, _Prefill] = {}
-        self._sources: dict[str, Handover | Appointment | Unfetchable] = {}
+        self._sources: dict[str, Handover | ExpectedPush | Unfetchable] = {}
         # Requests that were logged: the scheduler asks again in every step while a request waits for blocks.
         self._said: set[str] = set()
         self._fetching: set[str] = set()
@@ -202,13 +202,13 @@ class SchedulerHalf:
         # load failed: its policy decides what follows.
         return max(self._num_loaded(request, source) - num_computed, 0)
 
-    def _num_loaded(self, request: EngineRequest, source: Handover | Appointment | Unfetchable) -> int:
+    def _num_loaded(self, request: EngineRequest, source: Handover | ExpectedPush | Unfetchable) -> int:
         """Returns how many tokens of the prompt are here after a load."""
         num_tokens: int = request.num_prompt_tokens
         comes_back = isinstance(source, Handover) and source.comes_back
         # After a load of all tokens the engine allocates no blocks before the last window. It then computes
         # the last token again, which looks at one token more. So the load must end one token earlier.
-        leaves_window = isinstance(source, Appointment) and self._has_windows
+        leaves_window = isinstance(source, ExpectedPush) and self._has_windows
         if comes_back or leaves_window or self._settings.waits or self._num_held_back:
             # The next forward must compute at least one token.
             num_tokens -= 1
@@ -269,7 +269,7 @@ class SchedulerHalf:
     def _fetch(
         self,
         request: EngineRequest,
-        source: Handover | Appointment | Unfetchable,
+        source: Handover | ExpectedPush | Unfetchable,
         block_ids: Blocks,
         num_external: int,
     ) -> None:
@@ -292,7 +292,7 @@ class SchedulerHalf:
         self._claimed -= ended
         self._next.unclaimed += sorted(ended)
 
-    def _source(self, request: EngineRequest) -> Handover | Appointment | Unfetchable:
+    def _source(self, request: EngineRequest) -> Handover | ExpectedPush | Unfetchable:
         """Returns the request's parsed parameters, or why they cannot be used. Parses once."""
         known = self._sources.get(request.id)
         if known is None:
@@ -307,17 +307,17 @@ class SchedulerHalf:
             self._sources[request.id] = known
         return known
 
-    def _read(self, params: dict[str, Any], request: EngineRequest) -> Handover | Appointment:
+    def _read(self, params: dict[str, Any], request: EngineRequest) -> Handover | ExpectedPush:
         # At the prefill of a later turn, `arrived` has already removed the last tokens from the prompt.
         held_back = self._num_held_back if params.get("do_remote_prefill") else 0
         may_be_shared = self._may_be_shared(request)
         if not is_return(params):
             if is_push(params) or has_coordinates(params):
-                appointment = Appointment.read(params, request, self._settings, held_back)
-                return replace(appointment, may_be_shared=may_be_shared)
+                expected = ExpectedPush.read(params, request, self._settings, held_back)
+                return replace(expected, may_be_shared=may_be_shared)
             if is_further(request):
                 first = unwanted(params, self._settings)
-                return replace(Appointment.beside(first, request, held_back), may_be_shared=may_be_shared)
+                return replace(ExpectedPush.beside(first, request, held_back), may_be_shared=may_be_shared)
         handover = Handover.read(params, request, len(self._groups), self._settings, held_back)
         return replace(handover, may_be_shared=may_be_shared)
 

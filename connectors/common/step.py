@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import kvxfer
-from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.expected_push import ExpectedPush
 from kvxfer.connectors.common.handover import Handover
 from kvxfer.directory import Entry
 
@@ -112,7 +112,7 @@ class FetchOrder:
     Attributes
     ----------
     source
-        A handover: decode reads when prefill has ended. An appointment: prefill writes as it computes.
+        A handover: decode reads when prefill has ended. An expected push: prefill writes as it computes.
     tables
         For each cache group this engine's blocks of the whole prompt; 0 for none.
     first_token, num_tokens
@@ -124,7 +124,7 @@ class FetchOrder:
     """
 
     request_id: str
-    source: Handover | Appointment | Unfetchable
+    source: Handover | ExpectedPush | Unfetchable
     tables: tuple[tuple[int, ...], ...]
     first_token: int
     num_tokens: int
@@ -137,7 +137,7 @@ class Claimed:
     """A request that waits here for its turn while another engine keeps its prompt."""
 
     request_id: str
-    source: Handover | Appointment
+    source: Handover | ExpectedPush
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class Step:
     released
         Prompts computed elsewhere that this engine does not want: prefill need not keep them.
     claimed, unclaimed
-        Prompts computed elsewhere: claims to begin, claims to end.
+        Prompts computed elsewhere: heartbeats to begin, and to end.
     given_way
         Kept requests that give way, because other requests need their blocks.
     num_running
@@ -199,7 +199,7 @@ class Step:
     remainders: list[Remainder] = field(default_factory=list)
     fetches: list[FetchOrder] = field(default_factory=list)
     abandoned: list[str] = field(default_factory=list)
-    released: list[Handover | Appointment] = field(default_factory=list)
+    released: list[Handover | ExpectedPush] = field(default_factory=list)
     claimed: list[Claimed] = field(default_factory=list)
     unclaimed: list[str] = field(default_factory=list)
     given_way: list[str] = field(default_factory=list)

@@ -12,9 +12,9 @@ import numpy as np
 
 import kvxfer
 from kvxfer.connectors.common import notes
-from kvxfer.connectors.common.claims import Claims
 from kvxfer.connectors.common.compute_stream import ComputeStream
 from kvxfer.connectors.common.fetches import Fetches
+from kvxfer.connectors.common.heartbeats import Heartbeats
 from kvxfer.connectors.common.kept_blocks import KeptBlocks
 from kvxfer.connectors.common.mail import Mail
 from kvxfer.connectors.common.place import Place
@@ -70,7 +70,7 @@ class WorkerHalf:
         self._statistics = Recorder()
         self._kept = KeptBlocks(settings.lease_ttl_s, settings.return_ttl_s, self._statistics)
         self._ranks = PrefillRanks(self._agent, settings.connect_timeout_s)
-        self._claims = Claims(self._ranks, self._mail, settings.lease_ttl_s)
+        self._heartbeats = Heartbeats(self._ranks, self._mail, settings.lease_ttl_s)
         self._regions: CacheRegions | None = None
         self._fetches: Fetches | None = None
         self._pushes: Pushes | None = None
@@ -153,9 +153,9 @@ class WorkerHalf:
         for request_id in step.abandoned:
             self._fetches.abandon(request_id)
         for claimed in step.claimed if self._place.rank == 0 else ():
-            self._claims.begin(claimed)
+            self._heartbeats.begin(claimed)
         for request_id in step.unclaimed:
-            self._claims.end(request_id)
+            self._heartbeats.end(request_id)
         for source in step.released:
             note = self._fetches.release(source)
             if isinstance(note, notes.Receipt) and self._agent.name in {rank.name for rank in source.ranks}:
@@ -185,7 +185,7 @@ class WorkerHalf:
         assert self._fetches is not None
         assert self._pushes is not None
         self._read_notes()
-        self._claims.beat()
+        self._heartbeats.beat()
         sent = self._kept.collect(finished_request_ids) | self._pushes.collect(finished_request_ids)
         received, failed = self._fetches.collect()
         return StepResults(sent, received, failed)
@@ -196,7 +196,7 @@ class WorkerHalf:
         assert self._pushes is not None
         if self._fetches.rest(_REST_S):
             return True
-        if not self._kept and not self._pushes and not self._claims:
+        if not self._kept and not self._pushes and not self._heartbeats:
             return False
         self._read_notes(_REST_S)
         return True
@@ -221,7 +221,7 @@ class WorkerHalf:
         match note:
             case notes.Receipt():
                 self._kept.note(note, peer.name)
-            case notes.Claim():
+            case notes.Heartbeat():
                 self._kept.claim(note, peer.name)
                 self._pushes.claim(note.request, peer.name)
             case notes.Refusal():

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import kvxfer
-from kvxfer.connectors.common.quiescence import quiesce
+from kvxfer.connectors.common.ending import quiesce
 from kvxfer.connectors.sglang.aux_rows import AUX
 from kvxfer.connectors.sglang.control_messages import TAG_NBYTES, Ids, tag_of
 from kvxfer.handle import Stages

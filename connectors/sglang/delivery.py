@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import kvxfer
-from kvxfer.connectors.common.quiescence import quiesce
+from kvxfer.connectors.common.ending import quiesce
 from kvxfer.connectors.sglang.control_messages import Destination
 
 _log = logging.getLogger("kvxfer")

@@ -28,13 +28,13 @@ from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_device, process_model_config
 
 import kvxfer
+from kvxfer.connectors.common.bounded_table import remember
+from kvxfer.connectors.common.ending import deregister
 from kvxfer.connectors.common.handover import HandoverError, require_allowed
 from kvxfer.connectors.common.helper_threads import HelperThreads
 from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.prefill_ranks import PrefillRanks, is_open
-from kvxfer.connectors.common.quiescence import deregister
 from kvxfer.connectors.common.regions import remote_region
-from kvxfer.connectors.common.remembering import remember
 from kvxfer.connectors.common.statistics import Recorder
 from kvxfer.connectors.sglang.aux_rows import AUX, AuxRows
 from kvxfer.connectors.sglang.backend_settings import settings_of_environment

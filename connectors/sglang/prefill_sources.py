@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import kvxfer
+from kvxfer.connectors.common.bounded_table import remember
 from kvxfer.connectors.common.regions import remote_region
-from kvxfer.connectors.common.remembering import remember
 from kvxfer.peer import session_with
 
 

@@ -17,9 +17,9 @@ from kvxfer.connectors.common.statistics import Counts
 from kvxfer.connectors.common.step import Step
 from kvxfer.connectors.trtllm import interface
 from kvxfer.connectors.trtllm.agreement import Said
-from kvxfer.connectors.trtllm.colleagues import find
 from kvxfer.connectors.trtllm.executor_settings import ExecutorSettings, settings_of_environment
 from kvxfer.connectors.trtllm.llm_request import ExecutorRequest
+from kvxfer.connectors.trtllm.local_worker import find
 from kvxfer.connectors.trtllm.pools import tables_of
 
 _log = logging.getLogger("kvxfer")

@@ -15,8 +15,8 @@ from kvxfer.connectors.common.step import FetchOrder, News, OwnRank, Step
 from kvxfer.connectors.common.worker_half import WorkerHalf
 from kvxfer.connectors.trtllm import interface
 from kvxfer.connectors.trtllm.agreement import Agreement
-from kvxfer.connectors.trtllm.colleagues import Listener, Registered, introduce
 from kvxfer.connectors.trtllm.executor_settings import settings_of_environment
+from kvxfer.connectors.trtllm.local_worker import Listener, Registered, introduce
 from kvxfer.connectors.trtllm.pools import Pools, gpu_of, pools_of_layout, pools_of_tensor
 from kvxfer.connectors.trtllm.recomputing import show_parked, take_back
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import kvxfer
-from kvxfer.connectors.common import quiescence
-from kvxfer.connectors.common.notes import Claim, Leaving, Receipt, RegistrationPart, digest_of
+from kvxfer.connectors.common import ending
+from kvxfer.connectors.common.notes import Heartbeat, Leaving, Receipt, RegistrationPart, digest_of
 from kvxfer.connectors.common.prompt_lookup import PromptLookup, PromptRegister
 from kvxfer.connectors.common.push_registration import Registration, Share
 from kvxfer.connectors.common.step import Grant, Step
@@ -72,7 +72,9 @@ def drawn(random_: random.Random) -> bytes:
     payload = random_.choice(
         [
             Receipt(digest_of("granted"), random_.randbytes(16), number(), number()).encode(),
-            Claim(random_.choice([key, digest_of("granted")]), bytes(16), random_.random() < 0.5).encode(),
+            Heartbeat(
+                random_.choice([key, digest_of("granted")]), bytes(16), random_.random() < 0.5
+            ).encode(),
             Leaving(key, number(), number(), random_.random() < 0.5).encode(),
             *(part.encode() for part in RegistrationPart.split(key, number(), number(), content)),
         ]
@@ -154,10 +156,10 @@ class Endless:
 
 
 def test_work_that_never_ends_ends_the_engine_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiescence, "_GPU_S", 0.01)
+    monkeypatch.setattr(ending, "_GPU_S", 0.01)
     endless: Any = Endless()
     with pytest.raises(kvxfer.AgentError, match="Restart this engine"):
-        quiescence.quiesce(endless, (), 0.0)
+        ending.quiesce(endless, (), 0.0)
     with pytest.raises(kvxfer.AgentError, match="Restart this engine"):
-        quiescence.revoke([endless])
-    assert not quiescence.has_ended(endless)
+        ending.revoke([endless])
+    assert not ending.has_ended(endless)

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.expected_push import ExpectedPush
 from kvxfer.connectors.common.fetch import Fetch
 from kvxfer.connectors.common.notes import RegistrationPart
 from kvxfer.connectors.common.place import Place
@@ -202,7 +202,7 @@ def test_an_engine_that_only_starts_is_not_waited_for(
         else:
             half = WorkerHalf(Place("prefill"), Settings())
             running.callback(half.close)
-        source = Appointment(bytes(16), (half._agent.entry,), "digest")
+        source = ExpectedPush(bytes(16), (half._agent.entry,), "digest")
         decode.half.step(Step(fetches=[FetchOrder("early", source, ((1, 2),), 0, 64)]))
         fetch = connected(decode)
         assert not decode.half.collect(set()).failed
@@ -283,7 +283,7 @@ def test_engines_that_share_a_push_all_have_it_before_it_is_given_back(how: str)
         step = pushed.order(prefill, may_be_shared="come" in how)
         if how == "claimed":
             claim = pushed.order(prefill).fetches[0].source
-            assert isinstance(claim, Appointment)
+            assert isinstance(claim, ExpectedPush)
             other[0].half.step(Step(claimed=[Claimed(pushed.name, claim)]))
             until(lambda: bool(prefill[0].half.collect(set())) and has_claim(prefill[0], pushed), "a claim")
         decode[0].half.step(step)

@@ -16,7 +16,7 @@ import pytest
 
 import kvxfer
 from kvxfer.connectors.common import fetch
-from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.expected_push import ExpectedPush
 from kvxfer.connectors.common.failed_loads import FailedLoads
 from kvxfer.connectors.common.handover import Handover, place_of
 from kvxfer.connectors.common.pace import StepPace
@@ -208,7 +208,7 @@ def test_what_a_routers_log_prints_opens_nothing_without_the_secret(
             stranger.half.step(order(read, key))
             assert stranger.until("received", key).failed == {key: set(DST)}
             stranger.half.step(Step(released=[read]))
-            push = Appointment(bytes(range(16)), (prefill.rank,), "digest")
+            push = ExpectedPush(bytes(range(16)), (prefill.rank,), "digest")
             stranger.half.step(Step(fetches=[FetchOrder("push", push, (DST,), 0, NUM_TOKENS)]))
             assert stranger.until("received", "push").failed == {"push": set(DST)}
             assert counted(stranger)["failures"] == {

@@ -15,10 +15,10 @@ import pytest
 from numpy.typing import NDArray
 
 from kvxfer import KVLayout, LeaseToken
-from kvxfer.connectors.common import claims, kept_blocks, pushes
-from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common import heartbeats, kept_blocks, pushes
 from kvxfer.connectors.common.cache_group import CacheGroup
 from kvxfer.connectors.common.compute_stream import ComputeStream
+from kvxfer.connectors.common.expected_push import ExpectedPush
 from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.regions import CacheMemory
@@ -44,7 +44,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        for module in (claims, kept_blocks, pushes):
+        for module in (heartbeats, kept_blocks, pushes):
             monkeypatch.setattr(module, "time", self)
 
     def monotonic(self) -> float:
@@ -186,7 +186,7 @@ class Pushed:
         may_be_shared: bool = False,
     ) -> Step:
         """Returns the step in which decode requests it."""
-        source = Appointment(self.key, tuple(worker.rank for worker in prefill), prompt, may_be_shared)
+        source = ExpectedPush(self.key, tuple(worker.rank for worker in prefill), prompt, may_be_shared)
         stop = self.num_wanted or self.num_tokens
         table = self.dst[: -(-stop // self.block_sizes[1])]
         return Step(fetches=[FetchOrder(self.name, source, (table,), self.first_token, stop, waits)])

@@ -253,7 +253,7 @@ class Rank:
             "kept": len(half._kept),
             "fetches": half._fetches._fetches,
             "pushes": len(half._pushes),
-            "claims": len(half._claims),
+            "claims": len(half._heartbeats),
             "transfers": half._agent.stats()["transfers_open"],
             "worker": [getattr(self.worker, each) for each in _OF_WORKER if getattr(self.worker, each)],
             "agreement": self.worker._agreement._received | self.worker._agreement._sent,

@@ -176,7 +176,7 @@ def test_orders_of_a_step_without_a_forward_are_not_lost(worker_class: Any) -> N
         worker.bind_connector_meta(Step(claimed=[Claimed("1", source)]))
         worker.bind_connector_meta(Step(claimed=[Claimed("2", source)]))
         worker.get_finished([], [])
-        assert len(worker._half._claims) == 2
+        assert len(worker._half._heartbeats) == 2
     finally:
         worker.shutdown()
 

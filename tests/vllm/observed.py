@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
-from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.expected_push import ExpectedPush
 from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.common.step import FetchOrder
 from kvxfer.connectors.vllm import KvxferConnector
@@ -73,7 +73,7 @@ class ObservedConnector(KvxferConnector):
                     tuple(block if there else 0 for block, there in zip(ours, theirs, strict=False))
                     for ours, theirs in zip(order.tables, order.source.tables, strict=True)
                 )
-            elif isinstance(order.source, Appointment):
+            elif isinstance(order.source, ExpectedPush):
                 name, held = order.source.key.hex(), order.tables
             else:
                 continue

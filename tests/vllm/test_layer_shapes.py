@@ -12,7 +12,7 @@ import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, UniformTypeKVCacheSpecs
 
 from kvxfer import LeaseToken
-from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.expected_push import ExpectedPush
 from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.step import Chunk, FetchOrder, Grant, Step
@@ -60,7 +60,7 @@ def engine(name: str, tp_size: int = 1) -> Iterator[list[Worker]]:
         yield made
 
 
-def order(source: Handover | Appointment) -> Step:
+def order(source: Handover | ExpectedPush) -> Step:
     return Step(fetches=[FetchOrder("a", source, (DST,), 0, NUM_TOKENS)])
 
 
@@ -128,7 +128,7 @@ def test_layers_of_both_shapes_are_pushed(sizes: tuple[int, int]) -> None:
     with engine("prefill", sizes[0]) as prefill, engine("decode", sizes[1]) as decode:
         ranks = tuple(worker.rank for worker in prefill)
         for worker in decode:
-            worker.half.step(order(Appointment(KEY, ranks, "digest")))
+            worker.half.step(order(ExpectedPush(KEY, ranks, "digest")))
         for worker in prefill:
             chunk = Chunk("a", KEY, "digest", (SRC,), 0, NUM_TOKENS, NUM_TOKENS)
             worker.half.before_forward(Step(chunks=[chunk]))

@@ -8,7 +8,7 @@ import pytest
 from vllm.v1.request import Request
 
 from kvxfer import LeaseToken
-from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.expected_push import ExpectedPush
 from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.vllm.request import VllmRequest
 from kvxfer.directory import Entry
@@ -223,7 +223,7 @@ def test_prompts_beside_the_one_that_is_told_of_are_pushed(make: Make, overlappi
     fetches = {order.request_id: order.source for order in decode.step().fetches}
     read, pushed = (fetches[each.request_id] for each in wanted)
     assert isinstance(read, Handover)
-    assert isinstance(pushed, Appointment)
+    assert isinstance(pushed, ExpectedPush)
     assert (pushed.key, pushed.prompt) == (chunk.key, chunk.prompt)
     assert pushed.ranks == read.ranks
     for engine in (prefill, decode):

@@ -15,7 +15,7 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from kvxfer import LeaseToken
-from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.expected_push import ExpectedPush
 from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.step import Chunk, FetchOrder, Grant, Step
@@ -125,7 +125,7 @@ def push(
 ) -> dict[str, set[int]]:
     """Hands one request's states over in the step that computes them; returns what failed."""
     key = bytes(16)
-    source = Appointment(key, tuple(worker.rank for worker in prefill), "digest")
+    source = ExpectedPush(key, tuple(worker.rank for worker in prefill), "digest")
     if not late:
         for worker in prefill:
             worker.half.collect(set())  # decode registers with engines that have begun
@@ -162,7 +162,7 @@ def knows(worker: Worker, key: bytes, decode: list[Worker]) -> bool:
     return sum(len(each.arrivals) for each in waiting.values()) == len(decode)
 
 
-def order(decode: list[Worker], source: Handover | Appointment) -> None:
+def order(decode: list[Worker], source: Handover | ExpectedPush) -> None:
     """Has every worker of decode ask for the request."""
     tables = ((0, DST_BLOCK),) * len(decode[0].groups)
     for worker in decode:

@@ -62,7 +62,7 @@ def test_fields_of_newer_releases_are_passed_over() -> None:
     assert read(passed(own={"colour": "red"}, remote_colour="red")) == handover()
 
 
-def test_an_engine_that_does_not_say_how_long_it_keeps_listens_to_no_claims() -> None:
+def test_an_engine_that_does_not_say_how_long_it_keeps_listens_to_no_heartbeats() -> None:
     params = passed()
     del params["kvxfer"]["keep_s"]
     assert read(params) == replace(handover(), keep_s=None)

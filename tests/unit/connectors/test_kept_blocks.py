@@ -18,12 +18,12 @@ pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer import Agent, AgentOptions, KVLayout, Lease, LeaseToken
 from kvxfer.connectors.common.kept_blocks import KeptBlocks
-from kvxfer.connectors.common.notes import Claim, Receipt, digest_of
+from kvxfer.connectors.common.notes import Heartbeat, Receipt, digest_of
 from kvxfer.connectors.common.step import Grant, News
 
 REQUEST = "request-1"
 TOKENS = LeaseToken.draw(), LeaseToken.draw()
-CLAIM = Claim(digest_of(REQUEST), digest_of(str(TOKENS[0])), is_reading=False)
+CLAIM = Heartbeat(digest_of(REQUEST), digest_of(str(TOKENS[0])), is_reading=False)
 #: Two readers; the second one ends last.
 RECEIPTS = [Receipt(digest_of(REQUEST), digest_of(str(TOKENS[0])), reader, 2) for reader in range(2)]
 
@@ -114,7 +114,7 @@ def test_who_claims_a_request_has_its_time_begin_anew(agent: Agent, monkeypatch:
     [replace(CLAIM, first_lease=bytes(16)), replace(CLAIM, request=bytes(16)), CLAIM],
     ids=["another lease", "another request", "another engine"],
 )
-def test_strangers_claim_nothing(agent: Agent, claim: Claim, others: tuple[str, ...]) -> None:
+def test_strangers_claim_nothing(agent: Agent, claim: Heartbeat, others: tuple[str, ...]) -> None:
     keeper = Keeper(agent, 1e-6, "decode", *others)
     keeper.blocks.claim(claim, "decoder/0.1")
     assert keeper.blocks.take_news() == News()

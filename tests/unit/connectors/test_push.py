@@ -14,9 +14,9 @@ pytest.importorskip("pydantic")
 from pydantic import ValidationError
 
 from kvxfer.connectors.common import notes
-from kvxfer.connectors.common.appointment import Appointment, answer, has_coordinates, is_push, read_key
+from kvxfer.connectors.common.expected_push import ExpectedPush, answer, has_coordinates, is_push, read_key
 from kvxfer.connectors.common.handover import Handover, HandoverError
-from kvxfer.connectors.common.notes import Claim, Leaving, Note, Receipt, Refusal, RegistrationPart
+from kvxfer.connectors.common.notes import Heartbeat, Leaving, Note, Receipt, Refusal, RegistrationPart
 from kvxfer.connectors.common.paging import GroupTable, pair_pages
 from kvxfer.connectors.common.push_registration import Registration, Share, tag_of
 from kvxfer.connectors.common.settings import Settings
@@ -53,7 +53,7 @@ def registration(num_blocks: int = 3, **changes: Any) -> Registration:
         RegistrationPart(KEY, 0, 1, 2, 3, b"content"),
         Leaving(KEY, 3, 4),
         Leaving(KEY, 3, 4, may_be_shared=True),
-        Claim(notes.digest_of("request"), notes.digest_of("lease"), True),
+        Heartbeat(notes.digest_of("request"), notes.digest_of("lease"), True),
         Refusal(KEY, "it has another prompt: caf\u00e9"),
     ],
 )
@@ -241,7 +241,7 @@ def test_both_engines_read_the_key() -> None:
     params = own()
     assert is_push(params)
     assert read_key(params, REQUEST) == KEY
-    read = Appointment.read(params, REQUEST, Settings())
+    read = ExpectedPush.read(params, REQUEST, Settings())
     assert (read.key, read.ranks) == (KEY, (RANK,))
 
 
@@ -267,7 +267,7 @@ def named(name: str, at: int = 0, tokens: tuple[int, ...] = (1, 2, 3)) -> Reques
 def test_engines_that_are_given_one_name_of_a_request_make_one_key_of_it() -> None:
     params, request = coordinates(), named("cmpl-6ec1")
     assert has_coordinates(params)
-    read = Appointment.read(params, request, Settings())
+    read = ExpectedPush.read(params, request, Settings())
     assert read.key == read_key({"do_remote_decode": True, "remote_block_ids": None}, request)
     assert [(rank.name, rank.address) for rank in read.ranks] == [
         ("prefill-1/*", "tcp://10.0.0.7:5600"),
@@ -279,7 +279,7 @@ def test_engines_that_are_given_one_name_of_a_request_make_one_key_of_it() -> No
         named("cmpl-6ec1", 1),
         named("cmpl-6ec1", 0, (1, 2)),
     ]
-    keys = {Appointment.read(params, other, Settings()).key for other in others}
+    keys = {ExpectedPush.read(params, other, Settings()).key for other in others}
     assert len(keys | {read.key}) == 5
 
 
@@ -311,12 +311,12 @@ def test_parameters_of_a_pull_are_no_coordinates(params: dict[str, Any]) -> None
 )
 def test_absurd_coordinates_are_refused_in_words(changes: dict[str, Any], word: str) -> None:
     with pytest.raises(HandoverError, match=word):
-        Appointment.read(coordinates(**changes), named("cmpl-6ec1"), Settings())
+        ExpectedPush.read(coordinates(**changes), named("cmpl-6ec1"), Settings())
 
 
 def test_a_request_without_a_name_is_told_from_no_other() -> None:
     with pytest.raises(HandoverError, match="draw a key"):
-        Appointment.read(coordinates(), REQUEST, Settings())
+        ExpectedPush.read(coordinates(), REQUEST, Settings())
 
 
 def test_every_prompt_of_a_request_has_a_key_of_its_own() -> None:
@@ -327,15 +327,15 @@ def test_every_prompt_of_a_request_has_a_key_of_its_own() -> None:
     assert len(set(keys)) == 3
     for at, key in enumerate(keys):
         # The match does not depend on the other engine's name for the request.
-        assert Appointment.read(params, named("cmpl-2", at), Settings()).key == key
+        assert ExpectedPush.read(params, named("cmpl-2", at), Settings()).key == key
 
 
 def test_a_prompt_beside_the_one_that_prefill_tells_of_is_pushed() -> None:
     first = Handover("cmpl-1-0-89abcdef", (RANK,), (), (), (), (), 3, batch="cmpl-1")
-    read = Appointment.beside(first, named("cmpl-2", 1))
+    read = ExpectedPush.beside(first, named("cmpl-2", 1))
     assert (read.key, read.ranks) == (read_key({}, named("cmpl-1", 1)), (RANK,))
     with pytest.raises(HandoverError, match="a request for each"):
-        Appointment.beside(replace(first, batch=None), named("cmpl-2", 1))
+        ExpectedPush.beside(replace(first, batch=None), named("cmpl-2", 1))
 
 
 def test_parameters_without_a_key_are_no_push() -> None:
@@ -355,6 +355,6 @@ def test_parameters_without_a_key_are_no_push() -> None:
         ({"ranks": [{**RANK.to_dict(), "address": "tcp://10.1.0.7:1"}]}, "not among"),
     ],
 )
-def test_absurd_appointments_are_refused_in_words(changes: dict[str, Any], word: str) -> None:
+def test_absurd_pushes_are_refused_in_words(changes: dict[str, Any], word: str) -> None:
     with pytest.raises(HandoverError, match=word):
-        Appointment.read(own(**changes), REQUEST, Settings(allowed_hosts=("10.0.0.7",)))
+        ExpectedPush.read(own(**changes), REQUEST, Settings(allowed_hosts=("10.0.0.7",)))

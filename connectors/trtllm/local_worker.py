@@ -39,7 +39,7 @@ class Listener(Protocol):
     def agreed(self, said: Said) -> None: ...
 
 
-class Colleague(Protocol):
+class LocalWorker(Protocol):
     """A worker, for the scheduler beside it."""
 
     registered: Registered | None
@@ -51,16 +51,16 @@ _lock = threading.Lock()
 _workers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-def introduce(llm_args: object, worker: Colleague) -> None:
+def introduce(llm_args: object, worker: LocalWorker) -> None:
     """Registers a worker under its arguments."""
     with _lock:
         _workers[id(llm_args)] = worker
 
 
-def find(llm_args: object) -> Colleague:
+def find(llm_args: object) -> LocalWorker:
     """Returns the worker that was made from the same arguments in this process."""
     with _lock:
-        found: Colleague | None = _workers.get(id(llm_args))
+        found: LocalWorker | None = _workers.get(id(llm_args))
     if found is None:
         raise RuntimeError(
             "kvxfer: no KvxferConnectorWorker was created with this scheduler: name both classes in "

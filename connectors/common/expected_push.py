@@ -97,7 +97,7 @@ def key_of(batch: tuple[str, int], prompt: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Appointment:
+class ExpectedPush:
     """The push that a decode engine expects for one prompt.
 
     Attributes
@@ -120,7 +120,7 @@ class Appointment:
     @classmethod
     def read(
         cls, params: dict[str, Any], request: EngineRequest, settings: Settings, num_held_back: int = 0
-    ) -> Appointment:
+    ) -> ExpectedPush:
         """Reads the parameters of a request that arrived at a decode engine.
 
         Prefill omits the last `num_held_back` tokens of the request's prompt.
@@ -144,8 +144,8 @@ class Appointment:
         return cls(key, ranks, digest)
 
     @classmethod
-    def beside(cls, handover: Handover, request: EngineRequest, num_held_back: int = 0) -> Appointment:
-        """Returns the appointment of a further prompt of a request, from the handover of its first prompt.
+    def beside(cls, handover: Handover, request: EngineRequest, num_held_back: int = 0) -> ExpectedPush:
+        """Returns the expected push of a further prompt of a request, from the handover of its first prompt.
 
         Raises
         ------

@@ -96,13 +96,13 @@ def test_of_several_workers_one_speaks_for_the_engine(clock: Clock) -> None:
         step = Step(claimed=[Claimed("b", handed_over(prefill))])
         for worker in decode:
             worker.half.step(step)
-        assert [len(worker.half._claims) for worker in decode] == [1, 0]
+        assert [len(worker.half._heartbeats) for worker in decode] == [1, 0]
 
 
 def test_an_engine_that_does_not_listen_is_told_nothing() -> None:
     with workers("prefill") as prefill, workers("decode") as decode:
         decode[0].half.step(Step(claimed=[Claimed("b", handed_over(prefill, keep_s=None))]))
-        assert not decode[0].half._claims
+        assert not decode[0].half._heartbeats
 
 
 def test_one_that_is_read_comes_back_soon() -> None:

@@ -1,4 +1,4 @@
-"""Claims that decode sends to prefill, so that prefill keeps the prompts that wait for their turn here."""
+"""Heartbeats that decode sends to prefill, which keeps the prompts that wait for their turn here."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 import kvxfer
-from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.expected_push import ExpectedPush
 from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.common.mail import Mail
-from kvxfer.connectors.common.notes import KEY_NBYTES, Claim, digest_of
+from kvxfer.connectors.common.notes import KEY_NBYTES, Heartbeat, digest_of
 from kvxfer.connectors.common.prefill_ranks import PrefillRanks
 from kvxfer.connectors.common.step import Claimed
 
-# Claims per keep time: two of three may be lost or late.
+# Heartbeats per keep time: two of three may be lost or late.
 _TIMES: Final = 3
 # Bounds the rate, because the interval comes from a router's parameters.
 _LEAST_INTERVAL_S: Final = 0.05
@@ -23,16 +23,16 @@ _LEAST_INTERVAL_S: Final = 0.05
 
 @dataclass(slots=True)
 class _Beat:
-    """The claim of one request, and when it is due again."""
+    """The heartbeat of one request, and when it is due again."""
 
     sessions: list[Future[kvxfer.Peer]]
-    note: Claim
+    note: Heartbeat
     interval_s: float
     due_at: float
 
 
-class Claims:
-    """The claims that one worker sends for its engine; the engine's steps repeat them in time.
+class Heartbeats:
+    """The heartbeats that one worker sends for its engine; the engine's steps repeat them in time.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Claims:
     def begin(self, claimed: Claimed) -> None:
         """Claims a request at each of prefill's ranks, until it `end`s."""
         source = claimed.source
-        if (note := claim_of(source)) is None:
+        if (note := heartbeat_of(source)) is None:
             return
         keep_s = source.keep_s if isinstance(source, Handover) else None
         interval_s = max((keep_s or self._keep_s) / _TIMES, _LEAST_INTERVAL_S)
@@ -68,7 +68,7 @@ class Claims:
         self._beats.pop(request_id, None)
 
     def beat(self) -> None:
-        """Sends the claims that are due. The fetch reports engines that cannot be reached."""
+        """Sends the heartbeats that are due. The fetch reports engines that cannot be reached."""
         now = time.monotonic()
         for beat in self._beats.values():
             if beat.due_at <= now:
@@ -78,10 +78,10 @@ class Claims:
                         self._mail.send_over(session, beat.note)
 
 
-def claim_of(source: Handover | Appointment, is_reading: bool = False) -> Claim | None:
-    """Returns the note that claims a request; None if the engine that keeps it does not support claims."""
-    if isinstance(source, Appointment):
-        return Claim(source.key, bytes(KEY_NBYTES), is_reading)
+def heartbeat_of(source: Handover | ExpectedPush, is_reading: bool = False) -> Heartbeat | None:
+    """Returns the note that claims a request; None if the engine that keeps it knows none."""
+    if isinstance(source, ExpectedPush):
+        return Heartbeat(source.key, bytes(KEY_NBYTES), is_reading)
     if source.keep_s is None:
         return None
-    return Claim(digest_of(source.request_id), digest_of(str(source.leases[0])), is_reading)
+    return Heartbeat(digest_of(source.request_id), digest_of(str(source.leases[0])), is_reading)
