@@ -25,7 +25,7 @@ from kvxfer.bench.run.process import Worker
 from kvxfer.bench.run.stats import MIB, median_ratio, spread
 from kvxfer.control.host_pool.page import Salt
 from kvxfer.control.host_pool.page_pool import PagePool
-from kvxfer.control.own.own_agent import OwnAgent, RemotePlace
+from kvxfer.control.own.own_agent import OwnAgent, RemoteRegion
 from kvxfer.errors import invalid
 from kvxfer.options import default_copy_threads
 
@@ -170,7 +170,7 @@ async def _once(
     names = [f"{iteration}.{number}" for number in range(len(source))]
     started = time.perf_counter_ns()
     parked = await pool.park(
-        _SALT, RemotePlace("engine", "kv", place["address"]), source.tolist(), names, lease=token
+        _SALT, RemoteRegion("engine", "kv", place["address"]), source.tolist(), names, lease=token
     )
     took = {"park": time.perf_counter_ns() - started}
     into_of = dict(zip(parked.new, into.tolist(), strict=True))
@@ -192,7 +192,7 @@ async def _once(
     if engine.call("sums", blocks=into.tolist())["sums"] != sums:
         raise CheckFailedError("the fetched pages differ from the parked ones")
     await pool.drop(parked.new)
-    remote = await own.remote_region(RemotePlace("engine", "kv", place["address"]))
+    remote = await own.remote_region(RemoteRegion("engine", "kv", place["address"]))
     started = time.perf_counter_ns()
     await own.read("like", remote, source.tolist(), chance.permutation(options.num_pages), lease=token)
     return took | {"read": time.perf_counter_ns() - started}

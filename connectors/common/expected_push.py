@@ -28,8 +28,8 @@ from kvxfer.connectors.common.handover import (
     require_version,
 )
 from kvxfer.connectors.common.notes import KEY_NBYTES
-from kvxfer.connectors.common.place import some_agent
 from kvxfer.connectors.common.settings import Settings
+from kvxfer.connectors.common.worker_rank import some_agent
 from kvxfer.directory import Entry
 from kvxfer.errors import UsageError
 

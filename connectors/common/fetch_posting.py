@@ -13,11 +13,11 @@ from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.common.mail import Mail
 from kvxfer.connectors.common.notes import KEY_NBYTES, RegistrationPart, context_of
 from kvxfer.connectors.common.paging import GroupTable, counted, pair_pages
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.push_registration import Registration, Share, tag_of
 from kvxfer.connectors.common.regions import CacheRegions, remote_region, require_alike, require_started
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.step import FetchOrder
+from kvxfer.connectors.common.worker_rank import WorkerRank
 
 _MAX_KNOWN_SHARES: Final = 1024
 
@@ -32,20 +32,25 @@ class FetchPoster:
 
     Parameters
     ----------
-    agent, regions, mail, place
+    agent, regions, mail, position
         Of this worker.
     settings
         Its deadlines.
     """
 
     def __init__(
-        self, agent: kvxfer.Agent, regions: CacheRegions, mail: Mail, place: Place, settings: Settings
+        self,
+        agent: kvxfer.Agent,
+        regions: CacheRegions,
+        mail: Mail,
+        position: WorkerRank,
+        settings: Settings,
     ) -> None:
         self._agent = agent
         self._regions = regions
         self._mail = mail
-        self._reader = place.rank
-        self._num_readers = place.num_ranks
+        self._reader = position.rank
+        self._num_readers = position.num_ranks
         self._settings = settings
         self._shares: dict[tuple[int, tuple[tuple[bytes, int], ...]], tuple[plan.Share, ...]] = {}
 

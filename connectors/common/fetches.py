@@ -22,12 +22,12 @@ from kvxfer.connectors.common.heartbeats import heartbeat_of
 from kvxfer.connectors.common.mail import Mail
 from kvxfer.connectors.common.notes import Leaving, Note, Receipt, Refusal, digest_of
 from kvxfer.connectors.common.pace import Pace, StepPace
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.prefill_ranks import PrefillRanks
 from kvxfer.connectors.common.regions import CacheRegions
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.statistics import NO_MODE, PULL, PUSH, RETURN, Recorder
 from kvxfer.connectors.common.step import FetchOrder, Unfetchable
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from kvxfer.directory import Entry
 
 _log = logging.getLogger("kvxfer")
@@ -38,7 +38,7 @@ class Fetches:
 
     Parameters
     ----------
-    agent, regions, mail, ranks, place
+    agent, regions, mail, ranks, position
         Of this worker.
     settings
         Its deadlines.
@@ -54,7 +54,7 @@ class Fetches:
         regions: CacheRegions,
         mail: Mail,
         ranks: PrefillRanks,
-        place: Place,
+        position: WorkerRank,
         settings: Settings,
         statistics: Recorder,
         stream: ComputeStream | None = None,
@@ -62,13 +62,13 @@ class Fetches:
         self._agent = agent
         self._regions = regions
         self._mail = mail
-        self._reader = place.rank
-        self._num_readers = place.num_ranks
+        self._reader = position.rank
+        self._num_readers = position.num_ranks
         self._settings = settings
         self._statistics = statistics
         self._stream = stream
         self._marks = Marks(agent, stream)
-        self._poster = FetchPoster(agent, regions, mail, place, settings)
+        self._poster = FetchPoster(agent, regions, mail, position, settings)
         self._ranks = ranks
         self._fetches: dict[str, Fetch] = {}
         self._begun: list[Fetch] = []  # since the last step's end

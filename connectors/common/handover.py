@@ -21,8 +21,8 @@ import kvxfer
 from kvxfer.address import Address
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.connectors.common.engine_request import EngineRequest
-from kvxfer.connectors.common.place import engine_name
 from kvxfer.connectors.common.settings import Settings
+from kvxfer.connectors.common.worker_rank import engine_name
 from kvxfer.directory import Entry
 from kvxfer.errors import UsageError
 

@@ -12,9 +12,9 @@ import kvxfer
 from kvxfer.connectors.common.ending import has_ended, revoke
 from kvxfer.connectors.common.notes import Heartbeat, Receipt, digest_of
 from kvxfer.connectors.common.paging import counted, pages_of
-from kvxfer.connectors.common.place import agents_of
 from kvxfer.connectors.common.readers import Readers
 from kvxfer.connectors.common.step import News
+from kvxfer.connectors.common.worker_rank import agents_of
 
 if TYPE_CHECKING:
     from kvxfer.connectors.common.regions import CacheRegions

@@ -7,7 +7,7 @@ from typing import Final
 
 import kvxfer
 from kvxfer.connectors.common.dialling import Diallers
-from kvxfer.connectors.common.place import agents_of, engine_of, is_some_agent
+from kvxfer.connectors.common.worker_rank import agents_of, engine_of, is_some_agent
 from kvxfer.directory import Entry
 
 # So many lost sessions may accumulate before a cleanup, because a cleanup visits every session.

@@ -21,7 +21,6 @@ from kvxfer.connectors.common.handover import MAX_READERS
 from kvxfer.connectors.common.mail import Mail
 from kvxfer.connectors.common.notes import KEY_NBYTES, Leaving, Refusal, RegistrationPart, context_of
 from kvxfer.connectors.common.paging import GroupTable, counted, pair_pages
-from kvxfer.connectors.common.place import engine_of
 from kvxfer.connectors.common.push_reader import Reader
 from kvxfer.connectors.common.push_registration import Registration, Share
 from kvxfer.connectors.common.regions import CacheRegions, remote_region
@@ -29,6 +28,7 @@ from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.statistics import Recorder
 from kvxfer.connectors.common.step import Chunk, News, Remainder
 from kvxfer.connectors.common.waiting_registrations import Arrival, Registrations
+from kvxfer.connectors.common.worker_rank import engine_of
 
 _log = logging.getLogger("kvxfer")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvxfer.connectors.common.handover import MAX_READERS
-from kvxfer.connectors.common.place import engine_of
+from kvxfer.connectors.common.worker_rank import engine_of
 
 
 @dataclass(slots=True)

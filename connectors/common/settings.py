@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 import kvxfer
 from kvxfer.address import Address
 from kvxfer.allowed_hosts import AllowedHosts
-from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.worker_rank import WorkerRank
 
 # Environment variable: a pod gets its own address there, so templates need not contain it.
 _HOST: Final = "KVXFER_HOST"
@@ -157,9 +157,9 @@ class Settings(BaseModel):
             )
             raise ValueError(f"{where}: {found} (settings: {', '.join(cls.model_fields)})") from None
 
-    def agent_options(self, place: Place) -> kvxfer.AgentOptions:
+    def agent_options(self, position: WorkerRank) -> kvxfer.AgentOptions:
         """Returns the options of a worker's agent, with the GPU that holds the worker's cache, if any."""
-        port = self.port + place.index if self.port else 0
+        port = self.port + position.index if self.port else 0
         options: dict[str, Any] = {
             "listen": str(Address(self.host, port)),
             "advertise": str(Address(self.advertise, None)) if self.advertise else None,
@@ -170,8 +170,8 @@ class Settings(BaseModel):
         }
         if self.secret_file is not None:
             options["secret"] = self.secret_file  # the agent reads it again when it changes
-        if place.gpu is not None:
-            options |= {"transports": ("cuda_ipc", *kvxfer.AgentOptions().transports), "gpu": place.gpu}
+        if position.gpu is not None:
+            options |= {"transports": ("cuda_ipc", *kvxfer.AgentOptions().transports), "gpu": position.gpu}
         if self.transports is not None:
             options["transports"] = self.transports
         return kvxfer.AgentOptions(**options)

@@ -17,13 +17,13 @@ from kvxfer.connectors.common.fetches import Fetches
 from kvxfer.connectors.common.heartbeats import Heartbeats
 from kvxfer.connectors.common.kept_blocks import KeptBlocks
 from kvxfer.connectors.common.mail import Mail
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.prefill_ranks import PrefillRanks
 from kvxfer.connectors.common.pushes import Pushes
 from kvxfer.connectors.common.regions import STARTING, CacheMemory, CacheRegions
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.statistics import Counts, Recorder
 from kvxfer.connectors.common.step import News, OwnRank, Step
+from kvxfer.connectors.common.worker_rank import WorkerRank
 
 _log = logging.getLogger("kvxfer")
 
@@ -57,14 +57,14 @@ class WorkerHalf:
 
     def __init__(
         self,
-        place: Place,
+        position: WorkerRank,
         settings: Settings,
         stream: ComputeStream | None = None,
     ) -> None:
-        self._place = place
+        self._position = position
         self._settings = settings
         self._stream = stream
-        self._agent = _agent(place, settings)
+        self._agent = _agent(position, settings)
         self._starting: kvxfer.Region | None = self._agent.register(STARTING, np.zeros((1, 1), np.uint8))
         self._mail = Mail(self._agent)
         self._statistics = Recorder()
@@ -76,8 +76,8 @@ class WorkerHalf:
         self._pushes: Pushes | None = None
 
     def register(self, memory: Sequence[CacheMemory]) -> None:
-        """Registers the engine's caches, once they exist: all on its `Place`'s GPU, or in host memory."""
-        if self._settings.huge_pages and self._place.gpu is None:
+        """Registers the engine's caches, once they exist: all on its position's GPU, or in host memory."""
+        if self._settings.huge_pages and self._position.gpu is None:
             kvxfer.use_huge_pages([each.tensors for each in memory])
         self._regions = CacheRegions(self._agent, memory)
         self._fetches = Fetches(
@@ -85,7 +85,7 @@ class WorkerHalf:
             self._regions,
             self._mail,
             self._ranks,
-            self._place,
+            self._position,
             self._settings,
             self._statistics,
             self._stream,
@@ -152,7 +152,7 @@ class WorkerHalf:
             self._fetches.begin(order)
         for request_id in step.abandoned:
             self._fetches.abandon(request_id)
-        for claimed in step.claimed if self._place.rank == 0 else ():
+        for claimed in step.claimed if self._position.rank == 0 else ():
             self._heartbeats.begin(claimed)
         for request_id in step.unclaimed:
             self._heartbeats.end(request_id)
@@ -277,11 +277,11 @@ class WorkerHalf:
                 ending.callback(self._fetches.close)
 
 
-def _agent(place: Place, settings: Settings) -> kvxfer.Agent:
+def _agent(position: WorkerRank, settings: Settings) -> kvxfer.Agent:
     # An engine whose cache differs is not fetched from, but is told that its blocks are not wanted.
-    options = replace(settings.agent_options(place), refuse_unlike=False)
+    options = replace(settings.agent_options(position), refuse_unlike=False)
     try:
-        return kvxfer.Agent(place.agent_name(), options)
+        return kvxfer.Agent(position.agent_name(), options)
     except kvxfer.KvxferError as error:
         error.add_note(f"The agent listens at the setting host, or KVXFER_HOST: {settings.host}")
         raise

@@ -32,10 +32,10 @@ from kvxfer.connectors.common.bounded_table import remember
 from kvxfer.connectors.common.ending import deregister
 from kvxfer.connectors.common.handover import HandoverError, require_allowed
 from kvxfer.connectors.common.helper_threads import HelperThreads
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.prefill_ranks import PrefillRanks, is_open
 from kvxfer.connectors.common.regions import remote_region
 from kvxfer.connectors.common.statistics import Recorder
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from kvxfer.connectors.sglang.aux_rows import AUX, AuxRows
 from kvxfer.connectors.sglang.backend_settings import settings_of_environment
 from kvxfer.connectors.sglang.cache_parts import KV, CachePart, RankSlice, parts_of
@@ -504,7 +504,7 @@ class KvxferKVManager(CommonKVManager):
     # ---- making and ending -------------------------------------------------------------------------
 
     def _make_agent(self, gpu: int | None) -> kvxfer.Agent:
-        place = Place(
+        position = WorkerRank(
             "sglang",
             self.attn_tp_rank,
             self.attn_tp_size,
@@ -516,7 +516,7 @@ class KvxferKVManager(CommonKVManager):
         role = "prefill" if self.is_prefill else "decode"
         try:
             return kvxfer.Agent(
-                f"sglang-{role}/{self.local_ip}:{self.rank_port}", self.settings.agent_options(place)
+                f"sglang-{role}/{self.local_ip}:{self.rank_port}", self.settings.agent_options(position)
             )
         except kvxfer.KvxferError as error:
             error.add_note(

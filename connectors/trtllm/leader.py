@@ -10,11 +10,11 @@ from typing import Any
 
 import kvxfer
 from kvxfer.connectors.common.handover import Handover, HandoverError, prompt_digest
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.prompt_lookup import KEY_NBYTES, PromptLookup, PromptRegister
 from kvxfer.connectors.common.scheduler_half import SchedulerHalf
 from kvxfer.connectors.common.statistics import Counts
 from kvxfer.connectors.common.step import Step
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from kvxfer.connectors.trtllm import interface
 from kvxfer.connectors.trtllm.agreement import Said
 from kvxfer.connectors.trtllm.executor_settings import ExecutorSettings, settings_of_environment
@@ -229,11 +229,11 @@ class _Ways:
             )
 
     def _agent(self, listens: bool) -> kvxfer.Agent:
-        place = Place(self._engine_id)
-        options = self._settings.shared.agent_options(place)
+        position = WorkerRank(self._engine_id)
+        options = self._settings.shared.agent_options(position)
         if not listens:
             options = replace(options, listen="", advertise=None)
-        return kvxfer.Agent(place.agent_name(), options)
+        return kvxfer.Agent(position.agent_name(), options)
 
     def key(self, seen: ExecutorRequest) -> bytes:
         """Returns the key of a prompt: equal for the same tokens in caches of the same form."""

@@ -15,8 +15,8 @@ from typing import Any, Final
 import kvxfer
 from kvxfer import engine_layouts
 from kvxfer.connectors.common.cache_group import CacheGroup
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.regions import CacheMemory
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from kvxfer.layout.slices import heads_of
 
 # Arguments of `kvxfer.KVLayout.from_tensors` for data that every rank holds.
@@ -45,7 +45,9 @@ class Pools:
     declared: str
 
 
-def pools_of_tensor(tensor: Any, block_size: int, place: Place, model: str, kv_heads: int = 0) -> Pools:
+def pools_of_tensor(
+    tensor: Any, block_size: int, position: WorkerRank, model: str, kv_heads: int = 0
+) -> Pools:
     """Returns the cache in one tensor: [block, layer, 2, content], or [block, layer, 1, content] for latents.
 
     Parameters
@@ -67,10 +69,10 @@ def pools_of_tensor(tensor: Any, block_size: int, place: Place, model: str, kv_h
     if is_latent:
         num_heads, held = 1, _EVERYWHERE
     elif kv_heads:
-        first_head, num_heads = heads_of(kv_heads, place.tp_size, place.tp_rank)
+        first_head, num_heads = heads_of(kv_heads, position.tp_size, position.tp_rank)
         held = {"first_head": first_head, "total_heads": kv_heads}
     else:
-        num_heads, held = 1, _shard(place)
+        num_heads, held = 1, _shard(position)
     if content % (num_heads * block_size):
         raise NotImplementedError(
             f"kvxfer cannot divide {content} elements of a page into {block_size} tokens of {num_heads} "
@@ -81,7 +83,7 @@ def pools_of_tensor(tensor: Any, block_size: int, place: Place, model: str, kv_h
     if kv_heads or is_latent:
         declared += f" {kv_heads} heads of {head_dim}"
     else:
-        declared += f" {content} for {block_size} tokens on {place.tp_size} ranks"
+        declared += f" {content} for {block_size} tokens on {position.tp_size} ranks"
     group = CacheGroup(0, "kv.0", tuple(str(layer) for layer in range(num_layers)), block_size)
     layout = engine_layouts.trtllm(
         tensor,
@@ -95,7 +97,7 @@ def pools_of_tensor(tensor: Any, block_size: int, place: Place, model: str, kv_h
     return Pools((group,), (CacheMemory(group, tensor, layout),), num_blocks, declared)
 
 
-def pools_of_layout(layout: Any, place: Place, model: str) -> Pools:
+def pools_of_layout(layout: Any, position: WorkerRank, model: str) -> Pools:
     """Returns the cache that a `KvCacheLayout` describes: each group has one or more ranges of memory."""
     groups: list[CacheGroup] = []
     memory: list[CacheMemory] = []
@@ -125,7 +127,7 @@ def pools_of_layout(layout: Any, place: Place, model: str) -> Pools:
                     kvxfer.KVLayout.from_tensors(
                         [pages],
                         "bhd",
-                        **(_EVERYWHERE if is_replicated else _shard(place)),
+                        **(_EVERYWHERE if is_replicated else _shard(position)),
                         model=declared,
                         group=name,
                     ),
@@ -136,7 +138,7 @@ def pools_of_layout(layout: Any, place: Place, model: str) -> Pools:
     if not groups:
         raise NotImplementedError("this engine describes a cache without any memory")
     num_blocks = max(region.num_slots for own in layout.groups for region in own.regions)
-    declared = f"{'; '.join(words)}; {layout.tokens_per_block} tokens a block on {place.tp_size} ranks"
+    declared = f"{'; '.join(words)}; {layout.tokens_per_block} tokens a block on {position.tp_size} ranks"
     return Pools(tuple(groups), tuple(memory), num_blocks, declared)
 
 
@@ -156,5 +158,5 @@ def _content(region: Any) -> str:
     return f"{region.size} bytes of {buffers}"
 
 
-def _shard(place: Place) -> dict[str, Any]:
-    return {"first_head": place.tp_rank, "total_heads": place.tp_size}
+def _shard(position: WorkerRank) -> dict[str, Any]:
+    return {"first_head": position.tp_rank, "total_heads": position.tp_size}

@@ -9,10 +9,10 @@ from pathlib import PurePath
 from typing import Any, Final
 
 import kvxfer
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.statistics import Counts
 from kvxfer.connectors.common.step import FetchOrder, News, OwnRank, Step
 from kvxfer.connectors.common.worker_half import WorkerHalf
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from kvxfer.connectors.trtllm import interface
 from kvxfer.connectors.trtllm.agreement import Agreement
 from kvxfer.connectors.trtllm.executor_settings import settings_of_environment
@@ -78,8 +78,8 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
         block_size = self._llm_args.kv_cache_config.tokens_per_block
         self._register(
             gpu_of(kv_cache_tensor),
-            lambda place: pools_of_tensor(
-                kv_cache_tensor, block_size, place, self._model, self._settings.kv_heads
+            lambda position: pools_of_tensor(
+                kv_cache_tensor, block_size, position, self._model, self._settings.kv_heads
             ),
         )
 
@@ -95,7 +95,7 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
                 '"failed_loads": "stop", with which a failed load ends the engine\'s loop'
             )
         tensor = layout.groups[0].regions[0].as_tensor() if layout.groups else None
-        self._register(gpu_of(tensor), lambda place: pools_of_layout(layout, place, self._model))
+        self._register(gpu_of(tensor), lambda position: pools_of_layout(layout, position, self._model))
 
     @property
     def _model(self) -> str:
@@ -105,20 +105,20 @@ class KvxferConnectorWorker(interface.module.KvCacheConnectorWorker):
         """Registers the cache on every rank, or fails on every rank."""
         self.shutdown()  # an engine may profile with one cache and serve with another
         engine_id = self._settings.engine_id or str(self._broadcast(secrets.token_hex(8)))
-        place = Place(engine_id, tp_rank=_rank(), tp_size=_world_size(self._llm_args), gpu=gpu)
+        position = WorkerRank(engine_id, tp_rank=_rank(), tp_size=_world_size(self._llm_args), gpu=gpu)
         pools: Pools | None = None
         own: OwnRank | str
         try:
-            pools = pools_at(place)
+            pools = pools_at(position)
             shared = self._settings.shared
             # The first port belongs to the register.
             shared = shared.model_copy(update={"port": shared.port + 1 if shared.port else 0})
-            self._half = WorkerHalf(place, shared, None if gpu is None else self._stream)
+            self._half = WorkerHalf(position, shared, None if gpu is None else self._stream)
             self._half.register(pools.memory)
             own = self._half.rank
         except Exception as error:
-            own = f"rank {place.tp_rank}: {error}"
-            if place.tp_size == 1:
+            own = f"rank {position.tp_rank}: {error}"
+            if position.tp_size == 1:
                 self.shutdown()
                 raise
         ranks = self._gather(own)

@@ -10,8 +10,8 @@ from vllm.model_executor.models.utils import extract_layer_index
 from vllm.platforms import current_platform
 
 import kvxfer
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.regions import CacheMemory
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from kvxfer.connectors.vllm.cache_groups import SpecGroup
 from kvxfer.connectors.vllm.state_parts import part_of
 from kvxfer.layout.slices import heads_of
@@ -88,7 +88,7 @@ def _declared_draft(config: VllmConfig) -> str:
 
 
 def memory_of(
-    groups: Sequence[SpecGroup], caches: dict[str, Any], cache: ModelCache, place: Place
+    groups: Sequence[SpecGroup], caches: dict[str, Any], cache: ModelCache, position: WorkerRank
 ) -> list[CacheMemory]:
     """Returns the memory that holds the pages of each group.
 
@@ -98,25 +98,27 @@ def memory_of(
         Cache groups that are transferred.
     caches
         As the engine registers them: a tensor [block, head, token, content] for each layer.
-    cache, place
+    cache, position
         Of this worker.
 
     Raises
     ------
     NotImplementedError
-        The tensors do not lie where `place` says, or in an order that is not known.
+        The tensors do not lie where `position` says, or in an order that is not known.
     """
     found: list[CacheMemory] = []
     for group in groups:
         tensors = [caches[name] for name in group.layer_names]
-        _require_memory(group, tensors, place)
+        _require_memory(group, tensors, position)
         num_pages, _, *_ = tensors[0].shape
         if tensors[0].ndim != 4 or num_pages % cache.num_blocks:
             raise NotImplementedError(
                 f"KvxferConnector reads caches [block, head, token, content]; {group.layer_names[0]} has "
                 f"{tuple(tensors[0].shape)}, of {cache.num_blocks} blocks"
             )
-        pages = _states(group, tensors, place) if group.is_state else _tokens(group, tensors, cache, place)
+        pages = (
+            _states(group, tensors, position) if group.is_state else _tokens(group, tensors, cache, position)
+        )
         declared = f"{cache.model}, {pages.declared}"
         if cache.packed_for:
             declared = f"{declared}, packed for {cache.packed_for}"
@@ -127,7 +129,7 @@ def memory_of(
             first_head=pages.first_head,
             total_heads=pages.total_heads,
             null_block=_NULL_BLOCK,
-            **_stage(groups, cache, place),
+            **_stage(groups, cache, position),
             model=declared,
             group=group.name,
         )
@@ -141,9 +143,9 @@ def memory_of(
     return found
 
 
-def _require_memory(group: SpecGroup, tensors: list[Any], place: Place) -> None:
+def _require_memory(group: SpecGroup, tensors: list[Any], position: WorkerRank) -> None:
     """Refuses tensors on another device: a push would not wait for that device's kernels."""
-    expected = "cpu" if place.gpu is None else f"cuda:{place.gpu}"
+    expected = "cpu" if position.gpu is None else f"cuda:{position.gpu}"
     devices = sorted({str(tensor.device) for tensor in tensors} - {expected})
     if devices:
         raise NotImplementedError(
@@ -164,17 +166,17 @@ class _Pages:
     dtype: str | None = None
 
 
-def _tokens(group: SpecGroup, tensors: list[Any], cache: ModelCache, place: Place) -> _Pages:
+def _tokens(group: SpecGroup, tensors: list[Any], cache: ModelCache, position: WorkerRank) -> _Pages:
     num_pages, num_heads, *_ = tensors[0].shape
     latent = num_heads == 1 and getattr(group.spec, "head_size_v", 0) == 0
     if latent:
         first_head, total_heads = 0, 1  # equal on every rank
-    elif num_heads == max(cache.total_heads // place.tp_size, 1):
-        first_head, _ = heads_of(cache.total_heads, place.tp_size, place.tp_rank)
+    elif num_heads == max(cache.total_heads // position.tp_size, 1):
+        first_head, _ = heads_of(cache.total_heads, position.tp_size, position.tp_rank)
         total_heads = cache.total_heads
     else:
         # The kernel uses its own slots: a shard matches only the same shard.
-        first_head, total_heads = place.tp_rank * num_heads, place.tp_size * num_heads
+        first_head, total_heads = position.tp_rank * num_heads, position.tp_size * num_heads
     dtype = _dtype(cache.cache_dtype)
     # No conversion is possible: the engine does not give the scales of a quantized cache to its connector.
     declared = str(dtype or tensors[0].dtype)
@@ -185,20 +187,20 @@ def _tokens(group: SpecGroup, tensors: list[Any], cache: ModelCache, place: Plac
     return _Pages(views, axes, first_head, total_heads, declared, dtype)
 
 
-def _states(group: SpecGroup, tensors: list[Any], place: Place) -> _Pages:
+def _states(group: SpecGroup, tensors: list[Any], position: WorkerRank) -> _Pages:
     part = part_of(group.part, group.spec, tensors)
-    tp_rank, tp_size = (0, 1) if group.spec.tp_replicated else (place.tp_rank, place.tp_size)
+    tp_rank, tp_size = (0, 1) if group.spec.tp_replicated else (position.tp_rank, position.tp_size)
     return _Pages(part.views, part.axes, tp_rank * part.num_heads, tp_size * part.num_heads, part.declared)
 
 
-def _stage(groups: Sequence[SpecGroup], cache: ModelCache, place: Place) -> dict[str, Any]:
+def _stage(groups: Sequence[SpecGroup], cache: ModelCache, position: WorkerRank) -> dict[str, Any]:
     """Returns the layers of a worker's pipeline stage; empty without pipeline parallelism."""
-    if place.pp_size == 1:
+    if position.pp_size == 1:
         return {}
     if len(groups) != 1:
         raise NotImplementedError(
             f"KvxferConnector cannot hand over {len(groups)} cache groups with pipeline_parallel_size "
-            f"{place.pp_size} yet: only with a single group does kvxfer know which layers a worker has"
+            f"{position.pp_size} yet: only with a single group does kvxfer know which layers a worker has"
         )
     layers = [extract_layer_index(name) for name in groups[0].layer_names]
     if layers != list(range(layers[0], layers[0] + len(layers))):

@@ -20,11 +20,11 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from kvxfer.connectors.common.compute_stream import TorchStream
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.scheduler_half import SchedulerHalf
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.step import News, Step
 from kvxfer.connectors.common.worker_half import WorkerHalf
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from kvxfer.connectors.vllm.cache_groups import groups_of
 from kvxfer.connectors.vllm.cache_tensors import ModelCache, memory_of
 from kvxfer.connectors.vllm.metadata import RankMetadata, StepMetadata, WorkerMetadata
@@ -92,11 +92,11 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
                 shares_samples=re.search(r"_dp[0-9]+$", engine_id) is not None,
             )
         else:
-            self._place = place = _place(vllm_config, engine_id)
+            self._position = position = _position(vllm_config, engine_id)
             self._groups = groups
             self._cache = ModelCache.of(vllm_config, kv_cache_config.num_blocks, settings.model)
-            stream = None if place.gpu is None else TorchStream(place.gpu)
-            self._worker = WorkerHalf(place, settings, stream)
+            stream = None if position.gpu is None else TorchStream(position.gpu)
+            self._worker = WorkerHalf(position, settings, stream)
             self._has_sent_rank = False
 
     # ---- beside the scheduler ---------------------------------------------------------------
@@ -110,7 +110,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
         # In a MultiConnector this may be another child's metadata; then ours come with the first step.
-        ours = {place: each.rank for place, each in metadata.items() if isinstance(each, RankMetadata)}
+        ours = {position: each.rank for position, each in metadata.items() if isinstance(each, RankMetadata)}
         if ours:
             self._deciding.set_ranks(ours)
 
@@ -179,7 +179,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         return metadata.step
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        self._moving.register(memory_of(self._groups, kv_caches, self._cache, self._place))
+        self._moving.register(memory_of(self._groups, kv_caches, self._cache, self._position))
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return RankMetadata(self._moving.rank)
@@ -193,7 +193,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         ranks = {}
         if not self._has_sent_rank:
             self._has_sent_rank = True
-            ranks[self._place.pp_rank, self._place.tp_rank] = self._moving.rank
+            ranks[self._position.pp_rank, self._position.tp_rank] = self._moving.rank
         return WorkerMetadata(ranks, news or News()) if ranks or news else None
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
@@ -294,11 +294,11 @@ def _settings(extra_config: dict[str, Any]) -> Settings:
     return Settings.of(extra_config, "kv_connector_extra_config of KvxferConnector")
 
 
-def _place(config: VllmConfig, engine_id: str) -> Place:
+def _position(config: VllmConfig, engine_id: str) -> WorkerRank:
     import torch
     from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
 
-    return Place(
+    return WorkerRank(
         engine_id=engine_id,
         tp_rank=get_tensor_model_parallel_rank(),
         tp_size=config.parallel_config.tensor_parallel_size,

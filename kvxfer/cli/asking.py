@@ -84,7 +84,7 @@ def asking(daemon: str, token_file: str, ca_file: str = "") -> Iterator[Client]:
     from pydantic import ValidationError
 
     from kvxfer.control.client.client_error import ControlError
-    from kvxfer.control.client.daemon_place import token_of
+    from kvxfer.control.client.daemon_address import token_of
     from kvxfer.control.client.rest_client import Client
 
     with Client(daemon or None, token=token_of(token_file), verify=ca_file or True) as client:

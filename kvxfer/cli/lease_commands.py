@@ -20,7 +20,7 @@ from kvxfer.cli.asking import (
     print_rows,
     require_agent,
 )
-from kvxfer.cli.region_place import Place, find_region
+from kvxfer.cli.region_reference import RegionReference, find_region
 from kvxfer.errors import invalid
 
 app = typer.Typer(invoke_without_command=True, epilog="kvxfer leases --agent prefill-0")
@@ -89,7 +89,7 @@ def grant(
         raise invalid("--holder names the reader, --session the writer: name only one")
     from kvxfer.control import schema
 
-    wanted = Place.parse(place)
+    wanted = RegionReference.parse(place)
     with asking(wanted.daemon or daemon, token_file, ca_file) as client:
         agent, region = find_region(client, wanted)
         granted = client.grant_lease(

@@ -20,7 +20,7 @@ from kvxfer.cli.asking import (
     in_time,
     print_json,
 )
-from kvxfer.cli.region_place import Place, PlacedRegion
+from kvxfer.cli.region_reference import PlacedRegion, RegionReference
 from kvxfer.cli.right_to_write import revoke_quietly, right_to_write
 from kvxfer.cli.transfer_commands import lines_of, took_us
 from kvxfer.errors import invalid
@@ -75,7 +75,7 @@ def move(
 
     kvxfer move http://10.0.0.7:7380#prefill-0/kv:0-7 decode-0/kv:0-7 --push --timeout-s 5
     """
-    source, destination = Place.parse(src), Place.parse(dst)
+    source, destination = RegionReference.parse(src), RegionReference.parse(dst)
     wanted = _layers(layers)
     with (
         asking(source.daemon or daemon, src_token_file, ca_file) as at_source,

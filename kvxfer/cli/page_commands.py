@@ -22,7 +22,7 @@ from kvxfer.cli.asking import (
     print_json,
     print_rows,
 )
-from kvxfer.cli.region_place import Place, PlacedRegion
+from kvxfer.cli.region_reference import PlacedRegion, RegionReference
 from kvxfer.cli.right_to_write import right_to_write
 from kvxfer.errors import invalid
 
@@ -123,7 +123,7 @@ def park(
     """Copy blocks of an agent's region into the pool, one per key; then they can be fetched."""
     from kvxfer.control import schema
 
-    wanted = Place.parse(place)
+    wanted = RegionReference.parse(place)
     with asking(wanted.daemon or daemon, token_file, ca_file) as client:
         source = PlacedRegion.find(client, wanted)
         asked = schema.ParkRequest(
@@ -167,7 +167,7 @@ def fetch(
     """Copy pages into blocks of an agent's region: all of them, or none if one is missing."""
     from kvxfer.control import schema
 
-    wanted = Place.parse(place)
+    wanted = RegionReference.parse(place)
     with asking(wanted.daemon or daemon, token_file, ca_file) as client:
         destination = PlacedRegion.find(client, wanted)
         which = _which(client, keys, layout, model, revision, tenant)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvxfer.errors import TransferError
 
 if TYPE_CHECKING:
-    from kvxfer.cli.region_place import PlacedRegion
+    from kvxfer.cli.region_reference import PlacedRegion
     from kvxfer.control import schema
     from kvxfer.control.client.rest_client import Client
 

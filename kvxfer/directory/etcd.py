@@ -50,11 +50,11 @@ class EtcdDirectory(MirroredDirectory):
     """
 
     def __init__(self, url: str) -> None:
-        where = Place.parse(url)
+        where = EtcdUrl.parse(url)
         super().__init__(EtcdEntries(EtcdGateway(where.servers, where.certificates), where.prefix))
 
 
-class Place(NamedTuple):
+class EtcdUrl(NamedTuple):
     """The parts of a URL."""
 
     servers: tuple[str, ...]
@@ -62,7 +62,7 @@ class Place(NamedTuple):
     certificates: Certificates | None
 
     @classmethod
-    def parse(cls, url: str) -> Place:
+    def parse(cls, url: str) -> EtcdUrl:
         """Reads an ``etcd://`` URL."""
         found = _URL.fullmatch(url) if isinstance(url, str) else None
         servers = () if found is None else tuple(found[1].split(","))

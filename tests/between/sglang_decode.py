@@ -24,12 +24,12 @@ import numpy as np
 from kvxfer.bench.engines.sglang_server import ENVIRONMENT
 from kvxfer.connectors.common.cache_group import CacheGroup
 from kvxfer.connectors.common.handover import Handover
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.regions import CacheMemory
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.statistics import PAGES, PULL
 from kvxfer.connectors.common.step import FetchOrder, Step
 from kvxfer.connectors.common.worker_half import WorkerHalf
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from kvxfer.connectors.sglang.cache_parts import CachePart, RankSlice, parts_of
 from tests.between.process import serve
 from tests.between.rows_connector import KEYS, VALUES
@@ -54,7 +54,7 @@ class Decode:
         self._settings = Settings(model=MODEL, huge_pages=False, silent_timeout_s=60.0)
         (part,) = parts_of(self._kv_args(), self._rank())
         self._memory = _keys_and_values(part, page_tokens)
-        self._half = WorkerHalf(Place("sglang decode"), self._settings)
+        self._half = WorkerHalf(WorkerRank("sglang decode"), self._settings)
         self._half.register(self._memory)
         self._number = 0
 
@@ -88,7 +88,7 @@ class Decode:
         memory = [replace(each, layout=replace(each.layout, **changed)) for each in self._memory]
         pages = list(range(1, 1 + -(-len(tokens) // self._page_tokens)))
         said: list[str] = []
-        half = WorkerHalf(Place("another"), self._settings)
+        half = WorkerHalf(WorkerRank("another"), self._settings)
         log, handler = logging.getLogger("kvxfer"), logging.Handler()
         handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
         log.addHandler(handler)

@@ -12,9 +12,9 @@ import pytest
 
 from kvxfer import KVLayout
 from kvxfer.connectors.common.cache_group import CacheGroup
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.regions import CacheMemory
 from kvxfer.connectors.common.statistics import FAILURES
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from kvxfer.connectors.sglang.cache_parts import RankSlice, parts_of
 from kvxfer.layout.engine_layouts import VLLM_ORDERS
 from tests.between.sglang_parts import in_floats
@@ -42,8 +42,8 @@ class SglangWorker(Worker):
     Its layout is ``told``, or by default the one that SGLang's connector describes.
     """
 
-    def __init__(self, place: Place, page_tokens: int, told: KVLayout | None) -> None:
-        num_heads = NUM_HEADS // place.tp_size
+    def __init__(self, position: WorkerRank, page_tokens: int, told: KVLayout | None) -> None:
+        num_heads = NUM_HEADS // position.tp_size
         shape = NUM_BLOCKS * BLOCK_TOKENS // page_tokens, page_tokens, num_heads, HEAD_DIM
         self.keys, self.values = ([np.zeros(shape, np.float32) for _ in LAYERS] for _ in range(2))
         buffers = [*self.keys, *self.values]
@@ -55,11 +55,11 @@ class SglangWorker(Worker):
             page_size=page_tokens,
             state_types=[],
         )
-        rank = place.tp_rank, place.tp_size
+        rank = position.tp_rank, position.tp_size
         (part,) = parts_of(args, RankSlice(*rank, *rank, False, NUM_HEADS, False, 0, None, ""))
         group = CacheGroup(0, "kv.0", LAYERS, page_tokens)
         layout = part.layout if told is None else in_floats(part, told.model, told.group)
-        super().__init__(place, [CacheMemory(group, part.memory, layout)], {}, **PATIENCE)
+        super().__init__(position, [CacheMemory(group, part.memory, layout)], {}, **PATIENCE)
 
     def rows(self, pages: tuple[int, ...], num_tokens: int) -> Array:
         """Returns the contents of some pages: ``[layer, token, head, keys and values]``."""
@@ -74,7 +74,7 @@ class SglangWorker(Worker):
 def sglang_workers(tp_size: int, page_tokens: int, told: KVLayout | None) -> Iterator[list[SglangWorker]]:
     with ExitStack() as running:
         yield [
-            running.enter_context(SglangWorker(Place("sglang", rank, tp_size), page_tokens, told))
+            running.enter_context(SglangWorker(WorkerRank("sglang", rank, tp_size), page_tokens, told))
             for rank in range(tp_size)
         ]
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvxfer import Agent
 from kvxfer.directory import Change, ChangeKind, Directory
-from kvxfer.directory.etcd import EtcdDirectory, Place
+from kvxfer.directory.etcd import EtcdDirectory, EtcdUrl
 from kvxfer.errors import PeerError, UsageError
 from kvxfer.testing import directories
 from kvxfer.testing.directories import BOUND_S, Follower, entry
@@ -181,8 +181,8 @@ def test_urls_are_refused_in_words(url: str, words: str) -> None:
 
 
 def test_urls_are_read() -> None:
-    assert Place.parse("etcd://a:1,[::1]:2") == (("a:1", "[::1]:2"), "kvxfer", None)
-    place = Place.parse("etcd://a:1/x/y?ca=/ca.pem&certificate=/c.pem&key=/k.pem")
+    assert EtcdUrl.parse("etcd://a:1,[::1]:2") == (("a:1", "[::1]:2"), "kvxfer", None)
+    place = EtcdUrl.parse("etcd://a:1/x/y?ca=/ca.pem&certificate=/c.pem&key=/k.pem")
     assert place.prefix == "x/y"
     assert place.certificates is not None
     assert (place.certificates.ca, place.certificates.key) == ("/ca.pem", "/k.pem")

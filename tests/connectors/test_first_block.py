@@ -10,8 +10,8 @@ import numpy as np
 
 import kvxfer
 from kvxfer.connectors.common.handover import Handover
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.step import FetchOrder, Grant, Step
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from tests.connectors.workers import (
     BLOCK_SIZE,
     LAYERS,
@@ -32,11 +32,13 @@ NUM_TOKENS = 3 * BLOCK_SIZE - 5
 
 
 def worker_of(name: str, **settings: Any) -> Worker:
-    place = Place(name)
+    position = WorkerRank(name)
     shape = NUM_BLOCKS, NUM_HEADS, BLOCK_SIZE, 8
     caches = {layer: np.zeros(shape, np.float32) for layer in LAYERS}
-    memory = [replace(each, layout=replace(each.layout, null_block=-1)) for each in memory_of(caches, place)]
-    return Worker(place, memory, caches, **settings)
+    memory = [
+        replace(each, layout=replace(each.layout, null_block=-1)) for each in memory_of(caches, position)
+    ]
+    return Worker(position, memory, caches, **settings)
 
 
 def blocks(table: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,11 +14,11 @@ import pytest
 from kvxfer.connectors.common.expected_push import ExpectedPush
 from kvxfer.connectors.common.fetch import Fetch
 from kvxfer.connectors.common.notes import RegistrationPart
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.push_registration import Registration, Share
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.step import Chunk, Claimed, FetchOrder, Remainder, Step, Unfetchable
 from kvxfer.connectors.common.worker_half import WorkerHalf
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from tests.connectors.workers import (
     BOUND_S,
     LAYERS,
@@ -200,7 +200,7 @@ def test_an_engine_that_only_starts_is_not_waited_for(
         if has_cache:
             half = running.enter_context(workers("prefill"))[0].half
         else:
-            half = WorkerHalf(Place("prefill"), Settings())
+            half = WorkerHalf(WorkerRank("prefill"), Settings())
             running.callback(half.close)
         source = ExpectedPush(bytes(16), (half._agent.entry,), "digest")
         decode.half.step(Step(fetches=[FetchOrder("early", source, ((1, 2),), 0, 64)]))

@@ -20,9 +20,9 @@ from kvxfer.connectors.common.expected_push import ExpectedPush
 from kvxfer.connectors.common.failed_loads import FailedLoads
 from kvxfer.connectors.common.handover import Handover, place_of
 from kvxfer.connectors.common.pace import StepPace
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.step import Claimed, FetchOrder, Grant, Step, Unfetchable
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from kvxfer.directory import Entry
 from tests.connectors.requests import Request
 from tests.connectors.workers import BLOCK_SIZE, LAYERS, NUM_HEADS, Pushed, Worker, memory_of
@@ -38,7 +38,7 @@ _PAGE_NBYTES = NUM_HEADS * BLOCK_SIZE * CONTENT * 4
 
 
 def worker_of(name: str, num_blocks: int = NUM_BLOCKS, **settings: Any) -> Worker:
-    place = Place(name)
+    position = WorkerRank(name)
     shape = (num_blocks, NUM_HEADS, BLOCK_SIZE, CONTENT)
     random = np.random.default_rng(seed_of(name))
     caches = {}
@@ -47,7 +47,7 @@ def worker_of(name: str, num_blocks: int = NUM_BLOCKS, **settings: Any) -> Worke
         memory = mmap.mmap(-1, num_blocks * _PAGE_NBYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         caches[layer] = np.frombuffer(memory, np.float32).reshape(shape)
         random.random(out=caches[layer], dtype=np.float32)
-    return Worker(place, memory_of(caches, place), caches, **settings)
+    return Worker(position, memory_of(caches, position), caches, **settings)
 
 
 @pytest.fixture
@@ -125,11 +125,11 @@ def test_an_engine_whose_cache_differs_declines_at_once(how: str, caplog: pytest
 
 
 def unlike(name: str) -> Worker:
-    place = Place(name)
+    position = WorkerRank(name)
     caches = {layer: np.zeros((NUM_BLOCKS, NUM_HEADS, BLOCK_SIZE, CONTENT), np.float32) for layer in LAYERS}
-    (memory,) = memory_of(caches, place)
+    (memory,) = memory_of(caches, position)
     memory = replace(memory, layout=replace(memory.layout, model="another"))
-    return Worker(place, [memory], caches)
+    return Worker(position, [memory], caches)
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "claimed"])

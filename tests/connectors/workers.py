@@ -20,11 +20,11 @@ from kvxfer.connectors.common.cache_group import CacheGroup
 from kvxfer.connectors.common.compute_stream import ComputeStream
 from kvxfer.connectors.common.expected_push import ExpectedPush
 from kvxfer.connectors.common.handover import Handover
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.regions import CacheMemory
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.step import Chunk, FetchOrder, Grant, Step
 from kvxfer.connectors.common.worker_half import StepResults, WorkerHalf
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from kvxfer.directory import Entry
 from tests.seeds import seed_of
 from tests.waiting import until
@@ -56,14 +56,14 @@ class Worker:
 
     def __init__(
         self,
-        place: Place,
+        position: WorkerRank,
         memory: list[CacheMemory],
         caches: dict[str, Array],
         stream: ComputeStream | None = None,
         **settings: Any,
     ) -> None:
-        self.place, self.caches, self.memory = place, caches, memory
-        self.half = WorkerHalf(place, Settings(**settings), stream)
+        self.position, self.caches, self.memory = position, caches, memory
+        self.half = WorkerHalf(position, Settings(**settings), stream)
         self.half.register(memory)
 
     def __enter__(self) -> Self:
@@ -93,18 +93,21 @@ class Worker:
 
 
 def memory_of(
-    caches: dict[str, Array], place: Place, num_heads: int = NUM_HEADS, num_layers: int = 0
+    caches: dict[str, Array], position: WorkerRank, num_heads: int = NUM_HEADS, num_layers: int = 0
 ) -> list[CacheMemory]:
     """Returns where a worker's caches lie, [block, head, token, content]: some heads of some layers."""
     names, arrays = tuple(caches), list(caches.values())
     _, held, block_size, _ = arrays[0].shape
     stage: dict[str, Any] = {}
     if num_layers:
-        stage = {"first_layer": num_layers * place.pp_rank // place.pp_size, "total_layers": num_layers}
+        stage = {
+            "first_layer": num_layers * position.pp_rank // position.pp_size,
+            "total_layers": num_layers,
+        }
     layout = KVLayout.from_tensors(
         arrays,
         "bhtc",
-        first_head=place.tp_rank * held,
+        first_head=position.tp_rank * held,
         total_heads=num_heads,
         null_block=0,
         model="tiny",
@@ -129,12 +132,12 @@ def workers(
         made = []
         for pp_rank, tp_rank in itertools.product(range(pp_size), range(tp_size)):
             first, stop = (num_layers * stage // pp_size for stage in (pp_rank, pp_rank + 1))
-            place = Place(engine, tp_rank, tp_size, pp_rank, pp_size)
+            position = WorkerRank(engine, tp_rank, tp_size, pp_rank, pp_size)
             shape = stop - first, num_blocks, NUM_HEADS // tp_size, BLOCK_SIZE, 8
             caches = dict(zip(LAYERS[first:stop], np.zeros(shape, np.float32), strict=True))
-            memory = memory_of(caches, place, num_layers=num_layers if pp_size > 1 else 0)
+            memory = memory_of(caches, position, num_layers=num_layers if pp_size > 1 else 0)
             made.append(
-                running.enter_context(Worker(place, memory, caches, stream, **{**PATIENCE, **settings}))
+                running.enter_context(Worker(position, memory, caches, stream, **{**PATIENCE, **settings}))
             )
         yield made
 
@@ -196,7 +199,7 @@ class Pushed:
         for worker in prefill:
             if (cache := worker.caches.get(LAYERS[layer])) is None:
                 continue
-            first_head = worker.place.tp_rank * cache.shape[1] % whole.shape[2]  # a latent is on all ranks
+            first_head = worker.position.tp_rank * cache.shape[1] % whole.shape[2]  # a latent is on all ranks
             for token in range(first, stop):
                 block, within = self.src[token // self.block_sizes[0]], token % self.block_sizes[0]
                 cache[block, :, within] = whole[layer, token, first_head : first_head + cache.shape[1]]

@@ -17,7 +17,7 @@ from kvxfer.control.host_pool.page import PageKey, Salt
 from kvxfer.control.host_pool.page_layout import layout_digest
 from kvxfer.control.host_pool.page_leases import LeasedPages
 from kvxfer.control.host_pool.page_pool import PagePool, Parked
-from kvxfer.control.own.own_agent import OwnAgent, RemotePlace
+from kvxfer.control.own.own_agent import OwnAgent, RemoteRegion
 from kvxfer.errors import PeerError
 from kvxfer.lease import Lease
 
@@ -69,9 +69,9 @@ class Engine:
         return [zlib.crc32(np.ascontiguousarray(self.cache[:, :, block]).tobytes()) for block in blocks]
 
     @property
-    def place(self) -> RemotePlace:
+    def place(self) -> RemoteRegion:
         """Returns how a request names the cache."""
-        return RemotePlace(self.agent.name, "kv", self.agent.address)
+        return RemoteRegion(self.agent.name, "kv", self.agent.address)
 
     def keys(self, names: Sequence[str], salt: Salt = SALT) -> list[PageKey]:
         """Returns keys of pages in the engine's layout."""

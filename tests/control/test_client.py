@@ -21,7 +21,7 @@ from kvxfer.control.client import client_calls
 from kvxfer.control.client.client_calls import Call
 from kvxfer.control.client.client_events import EventCursor
 from kvxfer.control.client.client_exchange import exchange, unanswered
-from kvxfer.control.client.daemon_place import DaemonPlace, token_of
+from kvxfer.control.client.daemon_address import DaemonAddress, token_of
 from kvxfer.errors import UsageError
 from tests.control.serving import Served, program
 
@@ -387,29 +387,29 @@ def test_http_where_a_daemon_has_a_certificate_is_told_of_https() -> None:
     ],
 )
 def test_places_of_daemons(text: str, url: str, socket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert DaemonPlace.parse(text) == DaemonPlace(url, socket)
+    assert DaemonAddress.parse(text) == DaemonAddress(url, socket)
     monkeypatch.setenv("KVXFER_DAEMON_URL", text)
-    assert DaemonPlace.parse(None) == DaemonPlace(url, socket)
+    assert DaemonAddress.parse(None) == DaemonAddress(url, socket)
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:7380", "node-a:7380", "[::1]:7380"])
 def test_a_host_and_a_port_are_no_path(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=re.escape(f"write http://{text}, or https://{text}")):
-        DaemonPlace.parse(text)
-    assert DaemonPlace.parse(f"unix:{text}") == DaemonPlace("http://localhost", text)
+        DaemonAddress.parse(text)
+    assert DaemonAddress.parse(f"unix:{text}") == DaemonAddress("http://localhost", text)
     monkeypatch.chdir(tmp_path)
     Path(text).touch()
-    assert DaemonPlace.parse(text) == DaemonPlace("http://localhost", text)
+    assert DaemonAddress.parse(text) == DaemonAddress("http://localhost", text)
 
 
 @pytest.mark.parametrize("text", ["ftp://x", "http://", "http://user:secret@host", "http://host/?token=1"])
 def test_what_is_no_daemon_is_refused_in_words(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError) as caught:
-        DaemonPlace.parse(text)
+        DaemonAddress.parse(text)
     assert caught.value.code == "invalid-argument"
     monkeypatch.setenv("KVXFER_DAEMON_URL", text)
     with pytest.raises(UsageError, match=r"^KVXFER_DAEMON_URL: "):
-        DaemonPlace.parse()
+        DaemonAddress.parse()
 
 
 def test_tokens_come_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

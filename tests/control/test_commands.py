@@ -22,7 +22,7 @@ pytest.importorskip("typer", reason="kvxfer[cli] is not installed")
 import kvxfer
 from kvxfer.cli import app, top
 from kvxfer.cli.asking import in_bytes, in_time, plain
-from kvxfer.cli.region_place import Place
+from kvxfer.cli.region_reference import RegionReference
 from kvxfer.control import Client, ControlError, schema
 from kvxfer.control.handed.hand_over import hand_over, shared_array
 from kvxfer.control.transfers.live_rates import LinkRate, LiveRates
@@ -491,13 +491,13 @@ def test_help_is_quick_for_it_loads_nothing_that_it_does_not_need() -> None:
     ],
 )
 def test_places(text: str, daemon: str, name: str, blocks: tuple[int, ...] | None) -> None:
-    assert Place.parse(text) == Place(daemon, name, blocks)
+    assert RegionReference.parse(text) == RegionReference(daemon, name, blocks)
 
 
 @pytest.mark.parametrize("text", ["kv:0", "a/kv:3-1", "a/kv:0-99999999999"])
 def test_what_is_no_place(text: str) -> None:
     with pytest.raises(UsageError):
-        Place.parse(text)
+        RegionReference.parse(text)
 
 
 def test_figures_and_texts_for_people() -> None:

@@ -23,7 +23,7 @@ from kvxfer.control.handed import handed_memory
 from kvxfer.control.handed.hand_over import HandedOver, hand_over, shared_array
 from kvxfer.control.handed.handed_line import MAX_LINE_NBYTES, HandedLine
 from kvxfer.control.handed.handed_memory import HandedMemory
-from kvxfer.control.own.own_agent import OwnAgent, RemotePlace
+from kvxfer.control.own.own_agent import OwnAgent, RemoteRegion
 from kvxfer.gpu import driver
 from tests.control.engines import BOUND_S, SALT, Daemon, options
 from tests.waiting import until_on_loop
@@ -84,8 +84,8 @@ class Process:
         await self.process.communicate()
 
     @property
-    def place(self) -> RemotePlace:
-        return RemotePlace(self.agent, self.region, self.address)
+    def place(self) -> RemoteRegion:
+        return RemoteRegion(self.agent, self.region, self.address)
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ async def test_a_program_without_an_agent_parks_its_pages(
     lease = taken.own.grant(program.region, node.own.name, ttl_s=BOUND_S)
     done = await node.pool.park(SALT, program.place, range(4), ["a", "b", "c", "d"], lease=lease.token)
     (part,) = node.pool.lease(done.new, taken.own.name).parts
-    remote = await taken.own.remote_region(RemotePlace(node.own.name, part.region.name, node.own.address))
+    remote = await taken.own.remote_region(RemoteRegion(node.own.name, part.region.name, node.own.address))
     await taken.own.read(program.region, remote, part.blocks, range(10, 14), lease=part.token)
     assert await program.sums(range(10, 14)) == await program.sums(range(4))
 
@@ -206,7 +206,7 @@ async def test_the_example_in_c(memory: Callable[..., Any], tmp_path: Path) -> N
         layout = KVLayout.from_tensor(array, "bd")
         mine = await asyncio.to_thread(hand_over, array, layout, "mine", daemon=other.folder)
         lease = taken.own.grant(told["region"], other.own.name, ttl_s=BOUND_S)
-        remote = await other.own.remote_region(RemotePlace(told["agent"], told["region"], told["address"]))
+        remote = await other.own.remote_region(RemoteRegion(told["agent"], told["region"], told["address"]))
         await other.own.read(mine.region, remote, range(40, 48), range(8), lease=lease.token)
         assert (array == np.arange(40, 48)[:, None]).all()
         write = taken.own.grant(told["region"], other.own.name, [1], "write", ttl_s=BOUND_S)
@@ -738,7 +738,7 @@ async def test_parts_of_arrays_and_memfds_are_handed_over(memory: Callable[..., 
     for region, layout_, wanted in ((mine.region, layout, 4), (other.region, None, ord("f"))):
         del layout_
         lease = taken.own.grant(region, reader.own.name, ttl_s=BOUND_S)
-        remote = await reader.own.remote_region(RemotePlace(taken.own.name, region, taken.own.address))
+        remote = await reader.own.remote_region(RemoteRegion(taken.own.name, region, taken.own.address))
         into = shared_array((remote.num_blocks, remote.layout.head_dim), np.uint8)
         with_it = await asyncio.to_thread(
             hand_over, into, KVLayout.from_tensor(into, "bd"), region[:20], daemon=reader.folder

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvxfer import KvxferError, LeaseToken, Region, TransferError
 from kvxfer.control.host_pool.page import PageKey
 from kvxfer.control.host_pool.page_pool import Parked
-from kvxfer.control.own.own_agent import RemotePlace
+from kvxfer.control.own.own_agent import RemoteRegion
 from kvxfer.errors import ExhaustedError, PeerError
 from tests.control.engines import (
     BOUND_S,
@@ -281,7 +281,7 @@ async def test_the_source_is_killed_in_the_middle(
         source.fill(seed)
         source.grant("read", None, None)
         token, address = source.token(), source.address()
-        place = RemotePlace("prefill", "kv", address)
+        place = RemoteRegion("prefill", "kv", address)
         await node.own.connect("prefill", address)
         parks = [
             asyncio.create_task(
@@ -317,7 +317,7 @@ async def test_a_source_that_stands_still_costs_its_call_alone(
     source = await asyncio.to_thread(Worker, "prefill", "tcp", LARGE)
     try:
         source.grant("read", None, None)
-        token, place = source.token(), RemotePlace("prefill", "kv", source.address())
+        token, place = source.token(), RemoteRegion("prefill", "kv", source.address())
         await node.own.connect("prefill", place.address)
         park = asyncio.create_task(
             node.pool.park(SALT, place, range(64), names(64), lease=token, timeout_s=0.5)
@@ -346,7 +346,7 @@ async def test_an_attached_agent_that_goes_while_it_is_asked(
 ) -> None:
     attached = Attached(source, deaf_to=verb)
     node = daemon(granter=attached)
-    park = node.pool.park(SALT, RemotePlace("prefill", "kv"), range(4), names(4))
+    park = node.pool.park(SALT, RemoteRegion("prefill", "kv"), range(4), names(4))
     if verb == "grant.grant":
         with pytest.raises(PeerError, match="it is gone"):
             await park
@@ -380,12 +380,12 @@ async def test_after_a_restart_what_was_told_as_there_is_told_as_gone_by_none(
         ({"timeout_s": math.nan}, "invalid-argument"),
         ({"priority": 256}, "invalid-argument"),
         ({"context": "x" * 257}, "invalid-argument"),
-        ({"source": RemotePlace("prefill", "none")}, "unknown-region"),
-        ({"source": RemotePlace("nobody", "kv")}, "invalid-argument"),
-        ({"source": RemotePlace("daemon/n", "kv")}, "unsupported"),
-        ({"source": RemotePlace("", "kv", "tcp://169.254.169.254:80")}, "not-permitted"),
-        ({"source": RemotePlace("", "kv", "http://127.0.0.1:80")}, "invalid-argument"),
-        ({"source": RemotePlace("", "kv", "tcp://127.0.0.1")}, "invalid-argument"),
+        ({"source": RemoteRegion("prefill", "none")}, "unknown-region"),
+        ({"source": RemoteRegion("nobody", "kv")}, "invalid-argument"),
+        ({"source": RemoteRegion("daemon/n", "kv")}, "unsupported"),
+        ({"source": RemoteRegion("", "kv", "tcp://169.254.169.254:80")}, "not-permitted"),
+        ({"source": RemoteRegion("", "kv", "http://127.0.0.1:80")}, "invalid-argument"),
+        ({"source": RemoteRegion("", "kv", "tcp://127.0.0.1")}, "invalid-argument"),
     ],
     ids=str,
 )

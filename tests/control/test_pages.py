@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvxfer import Agent, KVLayout, LeaseToken, RegionDescriptor, TransferError, UsageError
 from kvxfer.control.host_pool.page_layout import page_nbytes
 from kvxfer.control.host_pool.page_pool import Parked
-from kvxfer.control.own.own_agent import RemotePlace
+from kvxfer.control.own.own_agent import RemoteRegion
 from tests.control.engines import (
     BOUND_S,
     SALT,
@@ -104,7 +104,7 @@ async def test_pages_of_every_kind_of_cache_come_back_as_they_were(
     with Agent("engine", options()) as agent:
         region = agent.register("kv", memory, layout)
         lease = region.grant(node.own.name, ttl_s=BOUND_S)
-        place = RemotePlace("engine", "kv", agent.address)
+        place = RemoteRegion("engine", "kv", agent.address)
         done = await node.pool.park(SALT, place, range(1, 5), names(4), lease=lease.token)
         for part in node.pool.lease(done.new, "engine").parts:
             into = [5 + int(key.key[1:]) for key in part.keys]
@@ -122,7 +122,7 @@ async def test_a_second_node_fetches_from_the_first_and_keeps_what_it_fetched(
     source.fill(seed)
     done = await parked(one, source, 8)
     (part,) = one.pool.lease(done.new, two.own.name).parts
-    place = RemotePlace(one.own.name, part.region.name, one.own.address)
+    place = RemoteRegion(one.own.name, part.region.name, one.own.address)
     again = await two.pool.park(SALT, place, part.blocks, names(8), lease=part.token)
     assert again.new == done.new
     (part,) = two.pool.lease(again.new).parts
@@ -156,11 +156,11 @@ async def test_an_attached_agent_is_asked_for_the_lease(
     source.fill(seed)
     attached = Attached(source)
     node = daemon(granter=attached)
-    done = await node.pool.park(SALT, RemotePlace("prefill", "kv"), range(4), names(4), pin=True)
+    done = await node.pool.park(SALT, RemoteRegion("prefill", "kv"), range(4), names(4), pin=True)
     (asked,) = attached.agents.values()
     await until_on_loop(lambda: not asked.leases)  # it is given back after the answer
     assert node.pool.stats().pages.pinned_nbytes == sum(page.nbytes for page in node.pool.pages())
-    again = await node.pool.park(SALT, RemotePlace(asked.incarnation, "kv"), range(5), names(5))
+    again = await node.pool.park(SALT, RemoteRegion(asked.incarnation, "kv"), range(5), names(5))
     assert again.present == done.new
     assert len(again.new) == 1
 

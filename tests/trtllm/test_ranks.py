@@ -70,7 +70,7 @@ def test_a_read_begins_behind_what_the_named_stream_was_given_before(
     monkeypatch.setattr(
         rank_worker,
         "WorkerHalf",
-        lambda place, settings, stream: half(rank_worker.Place(place.engine_id), settings, stream),
+        lambda position, settings, stream: half(rank_worker.WorkerRank(position.engine_id), settings, stream),
     )
     monkeypatch.setattr(worker_class, "_engine_stream", lambda self: Recording())
     src, dst = pool(0), pool(1)

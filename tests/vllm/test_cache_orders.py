@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from kvxfer.connectors.vllm.cache_groups import SpecGroup
 from kvxfer.connectors.vllm.cache_tensors import ModelCache, memory_of
 from tests.connectors.workers import (
@@ -186,4 +186,4 @@ def test_a_cache_that_is_not_in_host_memory_is_refused_in_words() -> None:
     group = SpecGroup(0, "kv.0", ("layer",), 32, spec=None)
     elsewhere = {"layer": torch.empty((NUM_BLOCKS, 4, 32, 8), device="meta")}
     with pytest.raises(NotImplementedError, match="on meta: this worker computes on cpu"):
-        memory_of((group,), elsewhere, ModelCache("tiny", "auto", 4, NUM_BLOCKS), Place("engine"))
+        memory_of((group,), elsewhere, ModelCache("tiny", "auto", 4, NUM_BLOCKS), WorkerRank("engine"))

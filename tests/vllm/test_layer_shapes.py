@@ -14,9 +14,9 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, UniformTy
 from kvxfer import LeaseToken
 from kvxfer.connectors.common.expected_push import ExpectedPush
 from kvxfer.connectors.common.handover import Handover
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.step import Chunk, FetchOrder, Grant, Step
 from kvxfer.connectors.common.worker_half import StepResults
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from kvxfer.connectors.vllm.cache_groups import SpecGroup, groups_of
 from kvxfer.connectors.vllm.cache_tensors import ModelCache
 from tests.connectors.workers import BOUND_S, PATIENCE
@@ -55,7 +55,7 @@ def engine(name: str, tp_size: int = 1) -> Iterator[list[Worker]]:
                 for layer, (num_heads, dim) in SHAPES.items()
             }
             cache = ModelCache("tiny", "auto", 4, NUM_BLOCKS)
-            worker = Worker(Place(name, rank, tp_size), groups(tp_size), tensors, cache, **PATIENCE)
+            worker = Worker(WorkerRank(name, rank, tp_size), groups(tp_size), tensors, cache, **PATIENCE)
             made.append(stack.enter_context(worker))
         yield made
 

@@ -17,8 +17,8 @@ from vllm.v1.kv_cache_interface import MambaSpec
 from kvxfer import LeaseToken
 from kvxfer.connectors.common.expected_push import ExpectedPush
 from kvxfer.connectors.common.handover import Handover
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.step import Chunk, FetchOrder, Grant, Step
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from kvxfer.connectors.vllm.cache_groups import SpecGroup, groups_of
 from kvxfer.connectors.vllm.cache_tensors import ModelCache
 from tests.seeds import seed_of
@@ -89,7 +89,7 @@ def engine(spec: MambaSpec, tp_size: int) -> Iterator[list[Worker]]:
             pages = torch.full((NUM_LAYERS, NUM_BLOCKS, nbytes + PADDING_NBYTES), 0x5A, dtype=torch.int8)
             caches = {f"layer.{at}": pages[at, :, None, None, :nbytes] for at in range(NUM_LAYERS)}
             cache = ModelCache("model", "auto", 4, NUM_BLOCKS)
-            worker = Worker(Place("engine", rank, tp_size), groups, caches, cache)
+            worker = Worker(WorkerRank("engine", rank, tp_size), groups, caches, cache)
             made.append(stack.enter_context(worker))
         yield made
 

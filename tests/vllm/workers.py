@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
-from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from kvxfer.connectors.vllm.cache_groups import SpecGroup
 from kvxfer.connectors.vllm.cache_tensors import ModelCache, memory_of
 from tests.connectors.workers import BLOCK_SIZE, LAYERS, NUM_HEADS, NUM_LAYERS, PATIENCE, Worker
@@ -20,7 +20,7 @@ class TensorWorker(Worker):
 
     def __init__(
         self,
-        place: Place,
+        position: WorkerRank,
         groups: tuple[SpecGroup, ...],
         tensors: dict[str, torch.Tensor],
         cache: ModelCache,
@@ -28,7 +28,7 @@ class TensorWorker(Worker):
     ) -> None:
         self.groups, self.tensors = groups, tensors
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-        super().__init__(place, memory_of(groups, tensors, cache, place), arrays, **settings)
+        super().__init__(position, memory_of(groups, tensors, cache, position), arrays, **settings)
 
 
 @contextmanager
@@ -63,6 +63,6 @@ def workers(
             tensor = torch.zeros([sizes[axis] for axis in order], dtype=dtype)
             tensor = tensor.permute(*map(order.index, "LBHNC"))
             tensors = dict(zip(LAYERS, tensor, strict=True))
-            worker = TensorWorker(Place(engine, rank, tp_size), (group,), tensors, cache, **PATIENCE)
+            worker = TensorWorker(WorkerRank(engine, rank, tp_size), (group,), tensors, cache, **PATIENCE)
             made.append(running.enter_context(worker))
         yield made

@@ -19,7 +19,7 @@ from kvxfer.control.client.client_calls import Call
 from kvxfer.control.client.client_error import UNREACHABLE, ControlError
 from kvxfer.control.client.client_events import SILENT_S, EventCursor, Missed
 from kvxfer.control.client.client_exchange import Outcome, Retry, exchange, unanswered
-from kvxfer.control.client.daemon_place import DaemonPlace, certificate_of, token_of
+from kvxfer.control.client.daemon_address import DaemonAddress, certificate_of, token_of
 from kvxfer.errors import invalid
 
 Arguments = ParamSpec("Arguments")
@@ -130,7 +130,7 @@ class Client:
         certificate: tuple[str, str] | None = None,
     ) -> None:
         #: The daemon that it asks.
-        self.place = DaemonPlace.parse(daemon)
+        self.place = DaemonAddress.parse(daemon)
         self._retry = retry or Retry()
         tls: Any = _tls(verify, certificate) if self.place.url.startswith("https:") else False
         transport = httpx.HTTPTransport(uds=self.place.socket) if self.place.socket else None
@@ -300,7 +300,7 @@ class AsyncClient:
         certificate: tuple[str, str] | None = None,
     ) -> None:
         #: The daemon that it asks.
-        self.place = DaemonPlace.parse(daemon)
+        self.place = DaemonAddress.parse(daemon)
         self._retry = retry or Retry()
         tls: Any = _tls(verify, certificate) if self.place.url.startswith("https:") else False
         transport = httpx.AsyncHTTPTransport(uds=self.place.socket) if self.place.socket else None
@@ -438,7 +438,7 @@ class AsyncClient:
     tokens = _async_each(calls.list_tokens)
 
 
-def _headers(token: str | None, place: DaemonPlace) -> dict[str, str]:
+def _headers(token: str | None, place: DaemonAddress) -> dict[str, str]:
     if token is None and not place.socket:
         token = token_of()
     return _HEADERS if token is None else {**_HEADERS, "Authorization": f"Bearer {token}"}

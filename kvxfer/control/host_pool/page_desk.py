@@ -13,7 +13,7 @@ from kvxfer.control.agents.dial_check import require_allowed
 from kvxfer.control.host_pool.page import PageKey, Salt
 from kvxfer.control.host_pool.page_leases import PageLease
 from kvxfer.control.host_pool.page_pool import PagePool
-from kvxfer.control.own.own_agent import RemotePlace
+from kvxfer.control.own.own_agent import RemoteRegion
 from kvxfer.control.schema.problems import Refusal
 from kvxfer.control.state.store import Store
 from kvxfer.control.transfers.tenant_gate import TenantGate
@@ -171,9 +171,9 @@ class PageDesk:
 
     # ---- inside ------------------------------------------------------------------------------------
 
-    def _place(self, agent: str, region: str) -> RemotePlace:
+    def _place(self, agent: str, region: str) -> RemoteRegion:
         require_allowed(self._allowed, agent)
-        return RemotePlace("", region, agent) if "://" in agent else RemotePlace(agent, region)
+        return RemoteRegion("", region, agent) if "://" in agent else RemoteRegion(agent, region)
 
     def _nbytes(self, keys: Iterable[PageKey]) -> int:
         return sum(page.nbytes for page in self._pool.find(keys) if page is not None)

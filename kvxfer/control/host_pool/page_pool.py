@@ -19,7 +19,7 @@ from kvxfer.control.host_pool.page_sources import Granter, PageSources
 from kvxfer.control.host_pool.pool_jobs import PoolJobs
 from kvxfer.control.host_pool.pool_regions import PoolRegions
 from kvxfer.control.host_pool.time_left import TimeLeft
-from kvxfer.control.own.own_agent import OwnAgent, RemotePlace
+from kvxfer.control.own.own_agent import OwnAgent, RemoteRegion
 from kvxfer.errors import UsageError, invalid
 from kvxfer.lease_token import LeaseToken
 from kvxfer.memory.pool import Pool
@@ -134,7 +134,7 @@ class PagePool:
     async def park(
         self,
         salt: Salt,
-        source: RemotePlace,
+        source: RemoteRegion,
         blocks: Sequence[int],
         keys: Sequence[str],
         *,
@@ -203,7 +203,7 @@ class PagePool:
     async def _park(
         self,
         salt: Salt,
-        place: RemotePlace,
+        place: RemoteRegion,
         blocks: Sequence[int],
         keys: Sequence[str],
         lease: LeaseToken | None,
@@ -307,7 +307,7 @@ class PagePool:
     async def push(
         self,
         keys: Sequence[PageKey],
-        target: RemotePlace,
+        target: RemoteRegion,
         blocks: Sequence[int],
         *,
         lease: LeaseToken | None = None,
@@ -353,7 +353,7 @@ class PagePool:
         return await self._jobs.run(self._push(keys, target, blocks, left, lease=lease, notify=notify, **how))
 
     async def _push(
-        self, keys: Sequence[PageKey], target: RemotePlace, blocks: Sequence[int], left: TimeLeft, **how: Any
+        self, keys: Sequence[PageKey], target: RemoteRegion, blocks: Sequence[int], left: TimeLeft, **how: Any
     ) -> int:
         finding = self._sources.find(target)
         remote = (await left.wait(finding, f"the region {target.region!r} was found")).region

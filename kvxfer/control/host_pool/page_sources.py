@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from kvxfer.control.own.own_agent import OwnAgent, RemotePlace
+from kvxfer.control.own.own_agent import OwnAgent, RemoteRegion
 from kvxfer.errors import UsageError, invalid
 from kvxfer.lease_token import LeaseToken
 from kvxfer.log import logger
@@ -64,7 +64,7 @@ class PageSources:
         self._own = own
         self._granter = granter
 
-    async def find(self, place: RemotePlace) -> PageSource:
+    async def find(self, place: RemoteRegion) -> PageSource:
         """Returns a region; connects to its agent first if there is no session.
 
         Raises

@@ -44,7 +44,7 @@ class _Known:
         await self._app(scope, receive, send)
 
 
-class Place(Protocol):
+class Replaceable(Protocol):
     """A connection that another may replace."""
 
     def leave(self) -> None:
@@ -56,11 +56,11 @@ class State(ServerState):
 
     def __init__(self) -> None:
         super().__init__()
-        self.silent: dict[Place, None] = {}
-        self.resting: dict[Place, None] = {}
+        self.silent: dict[Replaceable, None] = {}
+        self.resting: dict[Replaceable, None] = {}
 
 
-def make_room(state: State, newcomer: Place) -> bool:
+def make_room(state: State, newcomer: Replaceable) -> bool:
     """Ends a connection if there is one too many; returns whether the newcomer may stay."""
     if len(state.connections) <= at_most(MOST_CONNECTIONS):
         return True

@@ -32,7 +32,7 @@ _REGION_TIMEOUT_S: Final = 1.0
 _MAX_NODE_NBYTES: Final = 48
 
 
-class RemotePlace(NamedTuple):
+class RemoteRegion(NamedTuple):
     """A region of another agent, as a request names it.
 
     Attributes
@@ -172,7 +172,7 @@ class OwnAgent:
             raise UsageError(f"{self.name} has no region {name!r}", code="unknown-region")
         return found
 
-    async def remote_region(self, place: RemotePlace, *, is_known: bool = False) -> RegionDescriptor:
+    async def remote_region(self, place: RemoteRegion, *, is_known: bool = False) -> RegionDescriptor:
         """Returns a region of another agent; connects to that agent first if needed.
 
         Parameters
@@ -199,7 +199,7 @@ class OwnAgent:
     # ---- peers ------------------------------------------------------------------------------
 
     def peer(self, agent: str) -> Peer | None:
-        """Returns the session with an agent, named as in `RemotePlace`; None if there is none."""
+        """Returns the session with an agent, named as in `RemoteRegion`; None if there is none."""
         return session_with(self.agent.peers, agent)
 
     async def connect(self, agent: str, address: str = "", *, is_known: bool = False) -> Peer:

@@ -12,8 +12,8 @@ pytest.importorskip("pydantic")
 
 from kvxfer import LeaseToken
 from kvxfer.connectors.common.handover import Handover, HandoverError, is_return, prompt_digest, readers_of
-from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.settings import Settings
+from kvxfer.connectors.common.worker_rank import WorkerRank
 from kvxfer.directory import Entry
 from tests.connectors.requests import Request
 
@@ -261,10 +261,10 @@ def test_settings_reach_the_agent(tmp_path: Any) -> None:
             "transports": ["tcp"],
         },
         "settings",
-    ).agent_options(Place("engine", tp_rank=1, tp_size=2, dp_rank=3))
+    ).agent_options(WorkerRank("engine", tp_rank=1, tp_size=2, dp_rank=3))
     assert options.listen == "tcp://[fd00::1]:5607"
     assert options.secret == tmp_path / "secret", "the file, which is read again"
     assert options.transports == ("tcp",)
     assert options.advertise is None
-    everywhere = Settings(host="0.0.0.0", advertise="fd00::7").agent_options(Place("engine"))
+    everywhere = Settings(host="0.0.0.0", advertise="fd00::7").agent_options(WorkerRank("engine"))
     assert (everywhere.listen, everywhere.advertise) == ("tcp://0.0.0.0:0", "tcp://[fd00::7]")

@@ -19,7 +19,7 @@ _KEY_FILE: Final = "KVXFER_KEY_FILE"
 
 
 @dataclass(frozen=True, slots=True)
-class DaemonPlace:
+class DaemonAddress:
     """The address of a daemon's REST API.
 
     Attributes
@@ -37,7 +37,7 @@ class DaemonPlace:
         return f"unix:{self.socket}" if self.socket else self.url
 
     @classmethod
-    def parse(cls, text: str | os.PathLike[str] | None = None) -> DaemonPlace:
+    def parse(cls, text: str | os.PathLike[str] | None = None) -> DaemonAddress:
         """Reads a URL, ``"unix:/path"``, or a path.
 
         Parameters

@@ -15,7 +15,7 @@ _ANY_INCARNATION: Final = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerRank:
     """The position of a worker in its engine.
 
     Attributes

@@ -18,7 +18,7 @@ _BLOCKS = re.compile(r"^(?P<place>.+):(?P<blocks>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RegionReference:
     """A region as it is written: ``[daemon#]agent/region[:blocks]``."""
 
     daemon: str
@@ -26,7 +26,7 @@ class Place:
     blocks: tuple[int, ...] | None
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> RegionReference:
         """Parses one; blocks are e.g. ``0-7,12``, or all of the region's if they are left out."""
         daemon, mark, rest = text.partition("#")
         if not mark:
@@ -50,7 +50,7 @@ class PlacedRegion:
     blocks: list[int]
 
     @classmethod
-    def find(cls, client: Client, place: Place) -> PlacedRegion:
+    def find(cls, client: Client, place: RegionReference) -> PlacedRegion:
         """Finds the agent and its region, as `find_region`."""
         agent, region = find_region(client, place)
         blocks = list(range(region.num_blocks) if place.blocks is None else place.blocks)
@@ -64,7 +64,7 @@ class PlacedRegion:
         return f"{counted(len(self.blocks), 'block')} of {self.region.name} of {self.agent.name}"
 
 
-def find_region(client: Client, place: Place) -> tuple[schema.Agent, schema.Region]:
+def find_region(client: Client, place: RegionReference) -> tuple[schema.Agent, schema.Region]:
     """Returns the agent and the region that a place names; ``/region`` is a region of the daemon itself."""
     node = client.get_node()
     agents = {agent.id: agent for agent in client.agents()}
