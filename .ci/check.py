@@ -3,7 +3,7 @@
 ``.ci/run`` runs all stages, ``.ci/run unit vllm`` these alone. Everything random takes its seed from
 KVXFER_SEED, which is fresh for each run and printed. Tests that fail are run once more with the same seed:
 what passes then is named as FLAKY, and fails the run as well. What was printed lies in build/ci.
-By day what would begin later than stages.BUDGET_S is cut short to smoke tests, unless --whole is given.
+By day what would begin later than its Stage.late_s is cut short to smoke tests, unless --whole is given.
 A night's stages that passed are not run again at the same commit, so that a night that was cut off goes on.
 """
 
@@ -229,8 +229,7 @@ def main(arguments: list[str]) -> int:
         f"{'all':20} {seconds:6.0f} s {used:6.0f} s  ({anew} files compiled anew, {from_cache} from a cache)"
     )
     if cut_short:
-        minutes, names = stages.BUDGET_S // 60, ", ".join(cut_short)
-        print(f"cut short after {minutes} minutes, to smoke tests at least (--whole runs all): {names}")
+        print(f"late, so cut short to smoke tests at least (--whole runs all): {', '.join(cut_short)}")
     print(f"logs in {LOGS.relative_to(ROOT)}")
     for outcome in done:
         print(*outcome.closing, sep="\n", end="\n" if outcome.closing else "")

@@ -54,6 +54,8 @@ class Stage:
     smoke: tuple[Suite, ...] = ()
     #: At night in place of `suites`, where these are fewer.
     night: tuple[Suite, ...] = ()
+    #: By day, on a slow or busy machine: what would begin later than this is cut short, and the run says so.
+    late_s: int = 45 * 60
     #: Neighbours of unlike lanes run at the same time: their tests wait more than they compute. Two stages
     #: with engines would need more than 24 GB.
     lane: str = ""
@@ -61,18 +63,19 @@ class Stage:
 
 GPU = "GPU_TESTS=ON"
 
-#: In order: the demo first, while nothing is installed but what it installs itself; lint, native and unit are
+#: In order: the demo first, while nothing is installed but what it installs itself; lint, unit and native are
 #: what `make test` is. Those without suites of the day run at night alone.
 STAGES = (
     Stage("demo", (Suite("demo"),)),
     Stage("lint", (Suite("lint"),)),
+    Stage("unit", (of_pytest("unit"),)),
     Stage(
         "native",
         (of_ctest("native-test-asan"), of_ctest("native-test-tsan")),
-        smoke=(of_ctest("native-test-asan", "CTEST=-R '^test_(conformance|runtime|session|wire)$$'"),),
+        smoke=(of_ctest("native-test-asan", "CTEST=-R '^test_(conformance|drivers|runtime|session|wire)$$'"),),
         night=tuple(of_ctest(f"native-test-{build}", GPU) for build in ("asan", "tsan", "plain", "clang")),
+        late_s=30 * 60,
     ),
-    Stage("unit", (of_pytest("unit"),)),
     Stage("docs", (of_pytest("docs"),), smoke_of("docs"), lane="daemons"),
     Stage("page", (of_pytest("test-page"),), smoke_of("test-page", "smoke and browser"), lane="daemons"),
     Stage("deploy", (of_pytest("test-deploy"),), smoke_of("test-deploy"), lane="daemons"),
@@ -141,9 +144,6 @@ AREAS: tuple[tuple[str, str], ...] = (
     (".github/ .editorconfig .gitignore .clang-format LICENSE", "release"),
 )
 
-#: By day, on a slow or busy machine: what begins later than this is cut short, and the run says so.
-BUDGET_S = 45 * 60
-
 #: Where kernels and what stands in for a GPU lie.
 GPU_AREA = ("native/gpu/", "tests/native/emulated/", "tests/native/ptx/")
 
@@ -177,8 +177,8 @@ def by_day(changed: Iterable[str] | None, gpu_changed: bool) -> dict[str, tuple[
 
 def late(name: str, elapsed_s: float) -> tuple[Suite, ...]:
     """What is left of a stage by day after so long: its smoke tests; empty where it is to go on whole."""
-    smoke = next(stage.smoke for stage in STAGES if stage.name == name)
-    return smoke if elapsed_s > BUDGET_S else ()
+    stage = next(stage for stage in STAGES if stage.name == name)
+    return stage.smoke if elapsed_s > stage.late_s else ()
 
 
 def by_night() -> dict[str, tuple[Suite, ...]]:

@@ -210,7 +210,7 @@ def test_a_failure_fails_the_run_also_if_it_passes_when_repeated(
 def test_what_begins_late_runs_its_smoke_tests_alone_and_the_run_says_so(tmp_path: Path) -> None:
     folder = project(tmp_path, unit="pass pass", test_nixl="pass pass")
     table = folder / ".ci" / "stages.py"
-    table.write_text(re.sub(r"BUDGET_S = .*", "BUDGET_S = -1", table.read_text()))
+    table.write_text(re.sub(r"late_s: int = .*", "late_s: int = -1", table.read_text()))
     status, text = run(folder, "unit", "nixl")
     assert status == 0, text
     assert "== make --no-print-directory test-nixl ARGS=-m 'smoke'" in text
