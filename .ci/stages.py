@@ -72,7 +72,9 @@ STAGES = (
     Stage(
         "native",
         (of_ctest("native-test-asan"), of_ctest("native-test-tsan")),
-        smoke=(of_ctest("native-test-asan", "CTEST=-R '^test_(conformance|drivers|runtime|session|wire)$$'"),),
+        smoke=(
+            of_ctest("native-test-asan", "CTEST=-R '^test_(conformance|drivers|runtime|session|wire)$$'"),
+        ),
         night=tuple(of_ctest(f"native-test-{build}", GPU) for build in ("asan", "tsan", "plain", "clang")),
         late_s=30 * 60,
     ),

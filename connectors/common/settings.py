@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -184,3 +186,23 @@ class Settings(BaseModel):
     def may_dial(self, host: str) -> bool:
         """Returns whether a request's parameters may send this engine to `host`."""
         return AllowedHosts(self.allowed_hosts).allow(host)
+
+
+def given_in(variable: str, names: Collection[str], example: str) -> dict[str, Any]:
+    """Returns the settings that an environment variable gives as a JSON object; {} if it is not set.
+
+    Raises
+    ------
+    ValueError
+        It is no JSON object, or names a setting that is not among `names`.
+    """
+    text = os.environ.get(variable, "") or "{}"
+    try:
+        given: Any = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{variable} is not valid JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"{variable} is {text!r:.100}: write an object, e.g. {example}")
+    if unknown := [name for name in given if name not in names]:
+        raise ValueError(f"{variable}: {', '.join(unknown)} is not a setting (settings: {', '.join(names)})")
+    return given

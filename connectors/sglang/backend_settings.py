@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-from typing import Any, Final
+from typing import Final
 
-from kvxfer.connectors.common.settings import Settings
+from kvxfer.connectors.common.settings import Settings, given_in
 
 #: The environment variable: a JSON object.
 VARIABLE: Final = "KVXFER_SGLANG"
@@ -35,13 +33,4 @@ def settings_of_environment() -> Settings:
     ValueError
         The variable is no JSON object, or a setting is unknown or out of range.
     """
-    text = os.environ.get(VARIABLE, "") or "{}"
-    try:
-        given: Any = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{VARIABLE} is not valid JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise ValueError(f'{VARIABLE} is {text!r:.100}: write an object, e.g. {{"host": "10.0.0.7"}}')
-    if unknown := [name for name in given if name not in NAMES]:
-        raise ValueError(f"{VARIABLE}: {', '.join(unknown)} is not a setting (settings: {', '.join(NAMES)})")
-    return Settings.of(given, VARIABLE)
+    return Settings.of(given_in(VARIABLE, NAMES, '{"host": "10.0.0.7"}'), VARIABLE)

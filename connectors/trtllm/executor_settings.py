@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from kvxfer.address import Address
-from kvxfer.connectors.common.settings import Settings
+from kvxfer.connectors.common.settings import Settings, given_in
 from kvxfer.errors import UsageError
 
 #: The variable in every rank's environment: a JSON object.
@@ -120,18 +118,8 @@ def settings_of_environment() -> ExecutorSettings:
     ValueError
         The variable is no JSON object, or a setting is unknown or out of range.
     """
-    text = os.environ.get(VARIABLE, "") or "{}"
-    try:
-        given: Any = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{VARIABLE} is not valid JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise ValueError(f'{VARIABLE} is {text!r:.100}: write an object, e.g. {{"role": "prefill"}}')
     own = [name for name in ExecutorSettings.model_fields if name != "shared"]
-    if unknown := [name for name in given if name not in own and name not in NAMES]:
-        raise ValueError(
-            f"{VARIABLE}: {', '.join(unknown)} is not a setting (settings: {', '.join([*own, *NAMES])})"
-        )
+    given = given_in(VARIABLE, (*own, *NAMES), '{"role": "prefill"}')
     shared = Settings.of({name: given[name] for name in given if name in NAMES}, VARIABLE)
     try:
         return ExecutorSettings(**{name: given[name] for name in given if name in own}, shared=shared)

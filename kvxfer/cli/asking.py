@@ -92,7 +92,7 @@ def asking(daemon: str, token_file: str, ca_file: str = "") -> Iterator[Client]:
             yield client
         except ControlError as error:
             if error.code == "unauthorized" and (file := token_file or os.environ.get("KVXFER_TOKEN_FILE")):
-                words = f"the token in {file} is not valid at {client.place}: wrong, expired or revoked"
+                words = f"the token in {file} is not valid at {client.address}: wrong, expired or revoked"
                 raise ControlError(error.code, error.title, words, error.status) from None
             if (hint := _HINTS.get(error.code)) is not None:
                 words = f"{error.detail}; {hint}"

@@ -124,7 +124,7 @@ def _pull(begin: PlacedRegion, end: PlacedRegion, request: Request, say: Say) ->
     try:
         say(f"lease to read {begin.words}")
         made = _create(end, begin, "read", {**request, "lease": lease.token})
-        say(f"posted by {end.agent.name} at {end.client.place}, known as {made} until it ends")
+        say(f"posted by {end.agent.name} at {end.client.address}, known as {made} until it ends")
         with _cancelled(end.client, made):
             yield end.client, made
     finally:
@@ -138,7 +138,7 @@ def _push(begin: PlacedRegion, end: PlacedRegion, request: Request, say: Say) ->
         say(f"lease to write {end.words}")
         # Not by its address: a session that the other end began has no address.
         made = _create(begin, end, "write", {**request, "lease": token}, end.agent.id)
-        say(f"posted by {begin.agent.name} at {begin.client.place}, known as {made} until it ends")
+        say(f"posted by {begin.agent.name} at {begin.client.address}, known as {made} until it ends")
         with _cancelled(begin.client, made):
             yield begin.client, made
 

@@ -230,7 +230,7 @@ def _right(destination: PlacedRegion, timeout_s: float) -> AbstractContextManage
     own = client.get_node().agent
     writer = next((agent for agent in client.agents() if agent.id == own), None)
     if writer is None:
-        raise invalid(f"{client.place} has no own agent, and so keeps no pages")
+        raise invalid(f"{client.address} has no own agent, and so keeps no pages")
     return right_to_write(destination, client, writer, timeout_s + _GRACE_S)
 
 

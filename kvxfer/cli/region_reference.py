@@ -75,7 +75,7 @@ def find_region(client: Client, place: RegionReference) -> tuple[schema.Agent, s
         if region.agent in agents and place.name in _names(agents[region.agent], region, own)
     ]
     if not found:
-        raise invalid(f"{client.place} does not know a region {place.name!r}: kvxfer regions lists them")
+        raise invalid(f"{client.address} does not know a region {place.name!r}: kvxfer regions lists them")
     if len(found) > 1:
         raise invalid(f"{place.name!r} names {len(found)} regions: name the agent by its id (kvxfer agents)")
     return found[0]

@@ -60,7 +60,7 @@ class DaemonEntries:
         self._daemon = daemon
         self._access = access
         client = self._connected()
-        self.where = str(client.place)
+        self.where = str(client.address)
         self._client = SharedClient(client)
         # Entries that were published without a time; this object gives them one and renews it.
         self._kept: dict[str, bytes] = {}

@@ -130,18 +130,11 @@ class Client:
         certificate: tuple[str, str] | None = None,
     ) -> None:
         #: The daemon that it asks.
-        self.place = DaemonAddress.parse(daemon)
+        self.address = DaemonAddress.parse(daemon)
         self._retry = retry or Retry()
-        tls: Any = _tls(verify, certificate) if self.place.url.startswith("https:") else False
-        transport = httpx.HTTPTransport(uds=self.place.socket) if self.place.socket else None
-        self._http = httpx.Client(
-            base_url=self.place.url,
-            headers=_headers(token, self.place),
-            transport=transport,
-            verify=tls,
-            timeout=_CONNECT_TIMEOUT_S,
-            trust_env=False,
-        )
+        transport = httpx.HTTPTransport(uds=self.address.socket) if self.address.socket else None
+        http = _connection(self.address, token, verify, certificate)
+        self._http = httpx.Client(transport=transport, **http)
 
     def __enter__(self) -> Client:
         return self
@@ -152,7 +145,7 @@ class Client:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Client of {self.place}>"
+        return f"<Client of {self.address}>"
 
     def close(self) -> None:
         """Closes its connections. Idempotent."""
@@ -160,7 +153,7 @@ class Client:
 
     def call(self, call: Call[Answer]) -> Answer:
         """Sends a call and returns its answer."""
-        steps = exchange(call, self._retry, str(self.place))
+        steps = exchange(call, self._retry, str(self.address))
         outcome: Outcome = None
         try:
             while True:
@@ -217,7 +210,7 @@ class Client:
             except ControlError as refused:
                 error = refused
             except httpx.TransportError as broken:
-                error = unanswered(broken, str(self.place))
+                error = unanswered(broken, str(self.address))
             wait_s = cursor.failed(error.status)
             if wait_s < 0 or not reconnect:
                 raise error
@@ -300,18 +293,11 @@ class AsyncClient:
         certificate: tuple[str, str] | None = None,
     ) -> None:
         #: The daemon that it asks.
-        self.place = DaemonAddress.parse(daemon)
+        self.address = DaemonAddress.parse(daemon)
         self._retry = retry or Retry()
-        tls: Any = _tls(verify, certificate) if self.place.url.startswith("https:") else False
-        transport = httpx.AsyncHTTPTransport(uds=self.place.socket) if self.place.socket else None
-        self._http = httpx.AsyncClient(
-            base_url=self.place.url,
-            headers=_headers(token, self.place),
-            transport=transport,
-            verify=tls,
-            timeout=_CONNECT_TIMEOUT_S,
-            trust_env=False,
-        )
+        transport = httpx.AsyncHTTPTransport(uds=self.address.socket) if self.address.socket else None
+        http = _connection(self.address, token, verify, certificate)
+        self._http = httpx.AsyncClient(transport=transport, **http)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -322,7 +308,7 @@ class AsyncClient:
         await self.aclose()
 
     def __repr__(self) -> str:
-        return f"<AsyncClient of {self.place}>"
+        return f"<AsyncClient of {self.address}>"
 
     async def aclose(self) -> None:
         """Closes its connections. Idempotent."""
@@ -330,7 +316,7 @@ class AsyncClient:
 
     async def call(self, call: Call[Answer]) -> Answer:
         """Sends a call and returns its answer."""
-        steps = exchange(call, self._retry, str(self.place))
+        steps = exchange(call, self._retry, str(self.address))
         outcome: Outcome = None
         try:
             while True:
@@ -368,7 +354,7 @@ class AsyncClient:
             except ControlError as refused:
                 error = refused
             except httpx.TransportError as broken:
-                error = unanswered(broken, str(self.place))
+                error = unanswered(broken, str(self.address))
             wait_s = cursor.failed(error.status)
             if wait_s < 0 or not reconnect:
                 raise error
@@ -438,10 +424,19 @@ class AsyncClient:
     tokens = _async_each(calls.list_tokens)
 
 
-def _headers(token: str | None, place: DaemonAddress) -> dict[str, str]:
-    if token is None and not place.socket:
+def _connection(
+    address: DaemonAddress, token: str | None, verify: str | bool, certificate: tuple[str, str] | None
+) -> dict[str, Any]:
+    """Returns what both kinds of client tell httpx."""
+    if token is None and not address.socket:
         token = token_of()
-    return _HEADERS if token is None else {**_HEADERS, "Authorization": f"Bearer {token}"}
+    return {
+        "base_url": address.url,
+        "headers": _HEADERS if token is None else {**_HEADERS, "Authorization": f"Bearer {token}"},
+        "verify": _tls(verify, certificate) if address.url.startswith("https:") else False,
+        "timeout": _CONNECT_TIMEOUT_S,
+        "trust_env": False,
+    }
 
 
 def _tls(verify: str | bool, certificate: tuple[str, str] | None) -> Any:
