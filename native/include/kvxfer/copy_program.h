@@ -7,6 +7,18 @@
 // number of tokens that divides both (16 and 48: 16), and id = block * units of a block + unit within it.
 // Tokens outside whole units, at the ends of a token range, move one by one: their pairs stand at the end of
 // the tables, count in tokens, and have loops of their own.
+//
+// The parts of a copy, from the whole to the smallest:
+//
+//   program  the loops between two layouts: compiled once, for any blocks
+//   move     a program with the addresses and the tables of one transfer
+//   layer    what a caller can wait for
+//   piece    some pairs of one layer: what a rail carries as one work, and what is counted as arrived
+//   slice    as much of a piece as is copied before others have their turn; cells stay whole where they are
+//            not too large
+//   pair     an id at the source and an id at the destination: units, or at the ends single tokens (the grain)
+//   cell     one pair of one loop: at most two strided axes of runs. The unit of conversion and of packing
+//   run      bytes that lie together at both ends
 #pragma once
 
 #include <cstddef>
@@ -45,16 +57,16 @@ struct CopyLoop {
   std::uint32_t counts[2];
   std::uint64_t src_strides[2];
   std::uint64_t dst_strides[2];
-  std::uint64_t nbytes;      // of a run at the source
-  std::uint32_t grain;       // Grain
+  std::uint64_t nbytes;  // of a run at the source
+  std::uint32_t grain;  // Grain
   std::uint32_t conversion;  // 0: bytes as they are; k: conversions[k - 1]
 };
 static_assert(sizeof(CopyLoop) == 128);
 
 enum class ScalePlace : std::uint8_t {
-  kNone = 0,     // stored values are the values
+  kNone = 0,  // stored values are the values
   kProgram = 1,  // in the program's table; offsets and strides count floats
-  kRegion = 2,   // float32 in the region's memory; offsets and strides count bytes
+  kRegion = 2,  // float32 in the region's memory; offsets and strides count bytes
 };
 
 // How a loop's elements change on their way. The scale of run (i, j) of a pair is at
@@ -92,9 +104,9 @@ struct ProgramView {
 #if !defined(__CUDACC_RTC__)  // kernels get jobs (gpu/copy_job.h)
 // What a pair of units, or of tokens, holds in one layer, and what it costs. Both by grain.
 struct LayerCount {
-  std::size_t first_loop = 0, end_loop = 0;     // all loops of the layer lie between these
+  std::size_t first_loop = 0, end_loop = 0;  // all loops of the layer lie between these
   std::uint64_t nbytes[kNumGrains] = {0, 0};  // as they cross a stream
-  std::uint64_t work[kNumGrains] = {0, 0};    // core/copy/work.h
+  std::uint64_t work[kNumGrains] = {0, 0};  // core/copy/work.h
 };
 
 // Counted once for a program (core/copy/pack.h), since a piece that walked all loops to know its size would
