@@ -115,7 +115,7 @@ class EtcdMetadata(MetadataStore):
     async def _begin_to_follow(self, agent: str, label: str) -> None:
         followed = self._followed.setdefault(agent, _Followed())
         followed.labels.add(label)
-        followed.stop()
+        followed.stop_following()
         followed.task = asyncio.create_task(self._follow(agent, followed, label))
         self._following.add(followed.task)
         followed.task.add_done_callback(self._following.discard)
@@ -136,7 +136,7 @@ class EtcdMetadata(MetadataStore):
         except TimeoutError:
             self._not_there(agent, label)
             followed.labels.discard(label)
-            if followed.found:
+            if followed.was_found:  # it may have withdrawn, and may come back
                 await self._contacts(agent, followed, lambda: None)
             else:
                 self._followed.pop(agent, None)
@@ -184,6 +184,7 @@ class EtcdMetadata(MetadataStore):
             self._forget(agent)
         elif followed.found.get(label) != pair.value:
             followed.found[label] = pair.value
+            followed.was_found = True
             followed.stop_lapsing()
             self._take_in(agent, pair.value)
 
@@ -222,6 +223,7 @@ class _Followed:
     def __init__(self) -> None:
         self.labels: set[str] = set()  # labels that were asked for
         self.found: dict[str, bytes] = {}
+        self.was_found = False  # at some time, some label
         self.seen = 0  # etcd's revision up to which the events are known
         self.task: asyncio.Task[None] | None = None
         self.lapsing: asyncio.Task[None] | None = None
@@ -231,7 +233,10 @@ class _Followed:
             self.lapsing.cancel()
             self.lapsing = None
 
-    def stop(self) -> None:
-        self.stop_lapsing()
+    def stop_following(self) -> None:
         if self.task is not None:
             self.task.cancel()
+
+    def stop(self) -> None:
+        self.stop_lapsing()
+        self.stop_following()
