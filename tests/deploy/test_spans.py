@@ -156,16 +156,8 @@ def test_a_collector_that_fails_costs_nobody_anything(pair: Pair, collector: Col
 
 
 def test_no_address_is_refused_in_words(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "kvxfer.control",
-        "--state",
-        str(tmp_path / "s"),
-        "--otlp",
-        "collector:4318",
-    ]
-    command += ["--runtime", str(tmp_path / "r"), "--no-agent"]
+    command = [sys.executable, "-m", "kvxfer", "serve", "--state", str(tmp_path / "s"), "--no-agent"]
+    command += ["--runtime", str(tmp_path / "r"), "--otlp", "collector:4318"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
     assert done.returncode == 2
     assert "--otlp" in done.stderr
