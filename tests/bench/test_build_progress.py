@@ -29,7 +29,7 @@ def test_a_pipe_gets_a_line_for_each_tenth_and_the_log_gets_all(
 ) -> None:
     log = tmp_path / "log"
     done = subprocess.run(
-        [sys.executable, PROGRAM, log], input=printed, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, PROGRAM, log], input=printed, capture_output=True, text=True, timeout=200, check=True
     )
     assert done.stdout == said
     assert log.read_text() == printed
@@ -42,7 +42,7 @@ def test_a_terminal_has_one_line(tmp_path: Path) -> None:
             [sys.executable, PROGRAM, tmp_path / "log"],
             input=BUILD.encode(),
             stdout=theirs,
-            timeout=60,
+            timeout=200,
             check=True,
         )
         shown = os.read(ours, 1 << 16).decode()

@@ -234,7 +234,7 @@ def command(folder: Path, misbehaves: str, *arguments: str) -> subprocess.Popen[
 @pytest.mark.parametrize(("misbehaves", "status"), [("", 0), ("lies", 1), ("crashes:2", 2)])
 def test_exit_status_and_table_say_how_it_ended(folder: Path, misbehaves: str, status: int) -> None:
     process = command(folder, misbehaves, "--rounds", "2" if misbehaves else "1")
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=200)
     assert process.returncode == status, errors
     words = {
         0: ("how many times better kvxfer is", "misbehaves=", "every byte checked"),

@@ -40,7 +40,7 @@ def _prctl(option: int, *arguments: object) -> None:
 def why_not(*within: str) -> str:
     """Returns why no process can be started by a command; "" where one was."""
     try:
-        subprocess.run([*within, "true"], check=True, capture_output=True, text=True, timeout=60)
+        subprocess.run([*within, "true"], check=True, capture_output=True, text=True, timeout=200)
     except subprocess.CalledProcessError as error:
         return str(error.stderr).strip()
     except OSError as error:

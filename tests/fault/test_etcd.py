@@ -313,7 +313,7 @@ class Authority:
 
     def _openssl(self, arguments: str) -> None:
         command = ["openssl", *arguments.split()]
-        subprocess.run(command, cwd=self._folder, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, cwd=self._folder, check=True, capture_output=True, timeout=200)
 
 
 def test_tls_with_certificates_of_both(tmp_path: Path) -> None:

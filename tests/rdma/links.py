@@ -189,4 +189,4 @@ def _netem(device: Device, what: str) -> Iterator[None]:
 
 
 def _call(command: str) -> None:
-    subprocess.run(command.split(), check=True, timeout=60)
+    subprocess.run(command.split(), check=True, timeout=200)

@@ -165,6 +165,6 @@ def test_a_value_stays_in_the_environment_for_an_engines_workers(monkeypatch: py
     AgentOptions().to_native()
     program = "from kvxfer.shared_secret import find_secrets; print(find_secrets(None).first.decode())"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=True
     )
     assert done.stdout.strip() == ONE

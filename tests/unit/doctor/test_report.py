@@ -41,7 +41,7 @@ def by_name(findings: list[Finding]) -> dict[str, Finding]:
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=200, check=False
     )
 
 

@@ -51,7 +51,7 @@ def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-o", folder / "libcuda.so.1", folder / "cuda.c"],
         check=True,
-        timeout=60,
+        timeout=200,
     )
     return folder
 
@@ -75,7 +75,7 @@ def run(environment: dict[str, str], *arguments: str) -> Any:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -206,7 +206,7 @@ def test_gpu_check_ends_with_3_and_a_sentence_before_anything_is_built(libcuda: 
         env={**os.environ, **driver(libcuda, FAKE_COUNT="0"), "PYTHON": sys.executable},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 3

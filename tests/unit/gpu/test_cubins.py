@@ -120,7 +120,7 @@ def test_processes_that_write_and_read_at_once_see_whole_files_only(cache: Path)
         process.stdin.write(b"go\n")
         process.stdin.flush()
     for process in processes:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=200)
         assert process.returncode == 0, errors.decode()
     assert only_file(cache).suffix == ".cubin"
 
@@ -209,7 +209,7 @@ def test_two_processes_that_compile_at_once_get_the_same(cache: Path, no_prebuil
         assert process.stdin
         process.stdin.write("go\n")
         process.stdin.flush()
-    told = [process.communicate(timeout=60)[0].split() for process in processes]
+    told = [process.communicate(timeout=200)[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert told[0][1] == told[1][1]
     assert only_file(cache).suffix == ".cubin"
