@@ -30,7 +30,7 @@ class RowsConnector(KvxferConnector):
     """Moves pages with the leases and receipts of its base."""
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        (packed,) = memory_of(self._groups, kv_caches, self._cache, self._place)
+        (packed,) = memory_of(self._groups, kv_caches, self._cache, self._position)
         self._moving.register(rows_of(packed, self._cache.model))
 
 
