@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
 from pathlib import Path
 
-from kvxfer.errors import UsageError, invalid
+from kvxfer.errors import AgentError, KvxferError, UsageError, invalid
 
 SECRET_FILE = "secret"
 
@@ -47,6 +48,8 @@ def user_secret() -> bytes:
     UsageError
         ``invalid-argument``: the folder or the file belongs to another user, other users may write to the
         folder or read the file, or the secret cannot be made. The message names the path and says what to do.
+    AgentError
+        ``system``: the process has no descriptors or memory left.
     """
     place = secret_folder()
     directory = _open(place, make=True)
@@ -85,7 +88,7 @@ def _open(place: Path, *, make: bool) -> int | None:
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not make:
             return None
-        raise _bad(f"{place} cannot hold this user's own secret: {error.strerror}") from None
+        raise _failed(f"{place} cannot hold this user's own secret", error) from None
     try:
         found = os.fstat(directory)
         if found.st_uid != os.geteuid():
@@ -106,7 +109,7 @@ def _read(directory: int, path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _bad(f"{path} cannot be read: {error.strerror}") from None
+        raise _failed(f"{path} cannot be read", error) from None
     with os.fdopen(file, "rb") as opened:
         found = os.fstat(file)
         if found.st_uid != os.geteuid():
@@ -134,11 +137,19 @@ def _make(directory: int, path: Path) -> bytes:
         finally:
             os.unlink(own, dir_fd=directory)
     except OSError as error:
-        raise _bad(f"{path} cannot be made: {error.strerror}") from None
+        raise _failed(f"{path} cannot be made", error) from None
     secret = _read(directory, path)
     if secret is None:
         raise _bad(f"{path} was deleted while this process made it: try again")
     return secret
+
+
+def _failed(message: str, error: OSError) -> KvxferError:
+    message += f": {error.strerror}"
+    # Another secret would not help a process that has no descriptor or memory left.
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        return AgentError(message, code="system")
+    return _bad(message)
 
 
 def _bad(message: str) -> UsageError:

@@ -112,6 +112,23 @@ def test_callers_of_an_agent_without_descriptors_do_not_keep_it_busy(pair: tuple
     works_with(here, there, 5)
 
 
+@pytest.mark.parametrize("spare", [0, 1])
+def test_the_users_secret_is_not_blamed_where_no_descriptor_is_left(spare: int) -> None:
+    run(f"""
+from kvxfer.errors import AgentError
+from kvxfer.session.user_secret import user_secret
+from tests.fault import confinement
+user_secret()
+confinement.spare_descriptors({spare})
+try:
+    user_secret()
+except AgentError as error:
+    assert error.code == "system" and "Too many open files" in str(error), error
+else:
+    raise AssertionError("it was read")
+""")
+
+
 def test_a_process_without_descriptors_waits_and_closes_as_ever() -> None:
     """The first wait and the first close, before their descriptors and imports exist."""
     run("""
