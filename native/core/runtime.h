@@ -2,7 +2,7 @@
 // transports (core/runtime/).
 //
 // runtime.cpp           life, calls, what the engine wants
-// runtime_drivers.cpp   rounds of progress, for whichever thread drives (runtime/drivers.h)
+// runtime_rounds.cpp    rounds of progress, for whichever thread drives (runtime/drivers.h)
 // runtime_triggers.cpp  transfers that wait for a word of memory
 // runtime_commands.cpp  transfers that kernels start
 // runtime_streams.cpp   streams of a GPU that wait for transfers
@@ -207,7 +207,7 @@ class Runtime final : private EngineHost {
   // `timeout_ns`: after that time, peers that do not answer are given up.
   void await_unmapped(RegionId region, const std::string& what, Time timeout_ns);
 
-  // runtime_drivers.cpp
+  // runtime_rounds.cpp
   bool is_alive() const noexcept;  // check_alive() without words
   void run();  // the progress thread
   // Under the gate; true if there is more to do at once. `look`: also at the sockets, whatever else came.

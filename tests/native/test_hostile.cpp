@@ -142,7 +142,7 @@ TEST(whatever_a_peer_says_the_gate_is_held_for_a_few_milliseconds_and_a_friend_i
   Scene scene;
   Runtime& victim = *scene.victim.runtime;
   constexpr Time kMostReferences = 4;
-  // What a fault would hold it for is a hundred times as much, each time.
+  // A fault holds it for long each time, a pause of the machine does not.
   constexpr int kRounds = 5;
   for (const Lie& lie : lies) {
     bool briefly = false;
