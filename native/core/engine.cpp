@@ -417,7 +417,7 @@ void Engine::on_completion(Time now, const Completion& completion) {
   const std::optional<Rails::Completed> work = rails_.completed(completion);
   if (!work) return;
   serve(now, work->transfer.first, [&] {
-    if (work->use == WorkUse::kSend)
+    if (work->kind == WorkKind::kSend)
       sources_.sent(*work, completion);
     else
       destinations_.completed(*work, completion);
@@ -524,12 +524,11 @@ void Engine::pump(Time now) {
     if (sessions_.first_behind() != nullptr) tell_regions();
     if (expectations_.has_rest()) expectations_.end_rest();
     rails_.begin_round();
-    destinations_.begin_round();
     sources_.send_waiting();
     sources_.sum_slice();
     destinations_.sum_slice();
     destinations_.post_pieces();
-    destinations_.confirm_dirty();
+    destinations_.flush_credits();
     posting_.serve_backlog();
     rails_.cancel_stopped();
     sessions_.flush_stirred();

@@ -21,7 +21,7 @@
 //   draining         transfers that have ended while works of them are under way
 //   sums             checksums of pieces, in slices
 //   sources          transfers whose bytes are ours
-//   destinations     transfers whose bytes become ours: scheduled, accounted, confirmed
+//   destinations     transfers whose bytes become ours: scheduled, accounted
 //   posting          what our callers ask for becomes a source or a destination
 //
 // So a part never ends what stands below it in the list. It returns what happened (a Status that is

@@ -15,8 +15,7 @@ namespace {
 // For how long a round goes on moving what it posted itself.
 constexpr Time kMovesNs = 10'000;
 
-// Rounds of moving between two looks at the sockets: a transfer of one piece needs two, its bytes and
-// the source's fence.
+// Rounds of moving between two looks at the sockets.
 constexpr int kMoves = 4;
 
 // The most rounds in a row for which frames through memory may keep the thread from the sockets.

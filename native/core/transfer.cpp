@@ -25,7 +25,7 @@ std::span<const TransferTransition> destination_transitions() noexcept {
       {S::kQueued, E::kCancel, S::kCancelling},    {S::kParked, E::kAuthorized, S::kMoving},
       {S::kParked, E::kFail, S::kFailing},         {S::kParked, E::kCancel, S::kCancelling},
       {S::kRequested, E::kAccepted, S::kMoving},   {S::kRequested, E::kFail, S::kFailing},
-      {S::kRequested, E::kCancel, S::kCancelling}, {S::kMoving, E::kConfirmed, S::kDone},
+      {S::kRequested, E::kCancel, S::kCancelling}, {S::kMoving, E::kAllIn, S::kDone},
       {S::kMoving, E::kFail, S::kFailing},         {S::kMoving, E::kCancel, S::kCancelling},
       {S::kFailing, E::kDrained, S::kFailed},      {S::kCancelling, E::kDrained, S::kCancelled},
   };
@@ -40,7 +40,7 @@ std::string_view name_of(TransferState state) noexcept {
 }
 
 std::string_view name_of(TransferEvent event) noexcept {
-  constexpr std::array<std::string_view, 8> kNames = {"told",      "authorized", "accepted", "confirmed",
+  constexpr std::array<std::string_view, 8> kNames = {"told",      "authorized", "accepted", "all in",
                                                       "peer-done", "fail",       "cancel",   "drained"};
   return kNames[static_cast<std::size_t>(event)];
 }

@@ -14,7 +14,7 @@ enum class TransferState : std::uint8_t {
   kQueued,      // ours, not told to the peer yet: the session has as many open transfers as it may
   kParked,      // destination: no right covers the blocks of this offer yet
   kRequested,   // destination: asked to read, waiting for ACCEPT
-  kMoving,      // destination: pieces are scheduled, moved and confirmed
+  kMoving,      // destination: pieces are scheduled and moved
   kServing,     // source: the destination may fetch
   kFailing,     // stopped; posted works have yet to complete
   kCancelling,  // the same, because the caller asked
@@ -28,7 +28,7 @@ enum class TransferEvent : std::uint8_t {
   kAnnounced,        // OFFER or REQUEST went out
   kAuthorized,  // a lease or an expectation covers every block
   kAccepted,    // the source's ACCEPT came
-  kConfirmed,   // destination: every piece is in and the source's right held to the end
+  kAllIn,       // destination: every piece is in, read or sent under a right that held
   kPeerDone,    // source: the destination's DONE came
   kFail,        // every bad end: deadline, lease, region, rail, peer, checksum
   kCancel,      // by the caller at this end

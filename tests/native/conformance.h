@@ -265,18 +265,21 @@ inline void the_end_of_the_peer_ends_every_work(const Subject& subject) {
 
 inline void a_fence_that_moved_is_noticed(const Subject& subject) {
   Pair pair(subject);
-  if (!pair.one_sided()) {
+  TestTransfer transfer(pair, {2, 4, 1, {1, 1}, 4096});
+  if (pair.kind_to_bring(*transfer.at_dst, 0) != WorkKind::kFetch) {
     std::printf("  %s: skipped, two-sided: the source's trailers say it\n", subject.name.c_str());
     return;
   }
-  const auto check_fence = [&](std::uint32_t slot, std::uint64_t generation) {
+  const auto fetch = [&](std::uint32_t slot, std::uint64_t generation, bool moves_on) {
     for (;;) {  // again where a fault was injected
+      auto move = std::make_shared<Move>(*transfer.at_dst);
+      move->fence = {slot, generation};
       Work work;
       work.id = next_work_id();
-      work.kind = WorkKind::kCheckFence;
-      work.fence_slot = slot;
-      work.fence_generation = generation;
+      work.kind = WorkKind::kFetch;
+      work.move = std::move(move);
       while (pair.dst.post(work) != Code::kOk) pair.step();
+      if (std::exchange(moves_on, false)) pair.src.fences->bump(slot);
       REQUIRE(pair.run_until([&] { return pair.dst.completed(work.id); }));
       if (pair.dst.outcome(work.id) == Code::kRailFailed && may_fail(subject)) continue;
       return pair.dst.outcome(work.id);
@@ -284,14 +287,14 @@ inline void a_fence_that_moved_is_noticed(const Subject& subject) {
   };
   for (const std::uint32_t slot : {0u, 7u, FenceTable::kNumSlots - 1}) {
     const std::uint64_t generation = pair.src.fences->generation(slot);
-    CHECK_EQ(check_fence(slot, generation), Code::kOk);
-    pair.src.fences->bump(slot);
-    CHECK_EQ(check_fence(slot, generation), Code::kLeaseEnded);
-    CHECK_EQ(check_fence(slot, pair.src.fences->generation(slot)), Code::kOk);
+    CHECK_EQ(fetch(slot, generation, false), Code::kOk);
+    CHECK_EQ(fetch(slot, generation, true), Code::kLeaseEnded);  // while the bytes move
+    CHECK_EQ(fetch(slot, generation, false), Code::kLeaseEnded);
+    CHECK_EQ(fetch(slot, pair.src.fences->generation(slot), false), Code::kOk);
   }
   // Slots that a peer names are checked.
   for (const std::uint32_t slot : {FenceTable::kNumSlots, UINT32_MAX})
-    CHECK(check_fence(slot, 0) != Code::kOk);
+    CHECK(fetch(slot, 0, false) != Code::kOk);
 }
 
 inline void mistakes_complete_and_harm_nobody(const Subject& subject) {

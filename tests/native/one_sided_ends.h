@@ -107,12 +107,11 @@ inline Work fetch_work(WorkId id, std::shared_ptr<const Move> move, std::uint32_
   return work;
 }
 
-inline Work fence_work(WorkId id, std::uint32_t slot, std::uint64_t generation) {
-  Work work;
-  work.id = id;
-  work.kind = WorkKind::kCheckFence;
-  work.fence_slot = slot;
-  work.fence_generation = generation;
+// The same work under another right.
+inline Work with_fence(Work work, std::uint32_t slot, std::uint64_t generation) {
+  auto move = std::make_shared<Move>(*work.move);
+  move->fence = {slot, generation};
+  work.move = std::move(move);
   return work;
 }
 

@@ -457,7 +457,7 @@ class Node final : public EngineHost {
   void finish(const std::shared_ptr<Job>& job, Code code);
   void fetch(const std::shared_ptr<Job>& job);
   void send_piece(const std::shared_ptr<Job>& job);
-  void check_fence(const std::shared_ptr<Job>& job);
+  void compare_fence(const std::shared_ptr<Job>& job);
   void pass(const std::shared_ptr<Job>& job, std::uint64_t first, std::uint64_t last, bool end, bool held);
   void arrive(const std::shared_ptr<Link>& link, Packet& packet);
   void land(Job& job, std::uint64_t first, std::span<const std::byte> bytes);

@@ -168,24 +168,19 @@ inline Code Node::post(RailId rail, const Work& work) {
   const Link::End& own = job->link->ends[job->side];
   job->session = own.session;
   CHECK(!jobs_.contains(work.id));
-  const bool of_one_side = work.kind == WorkKind::kFetch || work.kind == WorkKind::kCheckFence;
-  CHECK(of_one_side ? job->link->capabilities.one_sided : job->link->capabilities.two_sided);
+  CHECK(work.kind == WorkKind::kFetch ? job->link->capabilities.one_sided
+                                      : job->link->capabilities.two_sided);
   ++posted[work.kind];
-  CHECK(work.kind == WorkKind::kSend || work.kind == WorkKind::kCheckFence ||
-        own.attached.contains(work.move->remote_region));
-  if (work.kind != WorkKind::kCheckFence) {
-    const Piece piece = work.move->grid.piece(work.piece);
-    for_each_run(work.move->program->view(), piece, work.move->src_ids.data(), work.move->dst_ids.data(),
-                 [&](std::uint64_t src, std::uint64_t dst, std::uint64_t nbytes) {
-                   job->runs.push_back({src, dst, nbytes});
-                   job->nbytes += nbytes;
-                 });
-  }
+  CHECK(work.kind == WorkKind::kSend || own.attached.contains(work.move->remote_region));
+  for_each_run(work.move->program->view(), work.move->grid.piece(work.piece), work.move->src_ids.data(),
+               work.move->dst_ids.data(), [&](std::uint64_t src, std::uint64_t dst, std::uint64_t nbytes) {
+                 job->runs.push_back({src, dst, nbytes});
+                 job->nbytes += nbytes;
+               });
   jobs_[work.id] = job;
   switch (work.kind) {
     case WorkKind::kFetch: fetch(job); break;
     case WorkKind::kSend: send_piece(job); break;
-    case WorkKind::kCheckFence: check_fence(job); break;
     case WorkKind::kReceive: break;
   }
   return Code::kOk;
@@ -244,7 +239,8 @@ inline void Node::land(Job& job, std::uint64_t first, std::span<const std::byte>
   }
 }
 
-// One-sided: this node's thread copies, in two steps; the owner may reuse the memory between them.
+// One-sided: this node's thread copies in two steps, and then reads the fence word; the owner may reuse the
+// memory between any two of them.
 inline void Node::fetch(const std::shared_ptr<Job>& job) {
   const auto copy = [this, job](std::uint64_t first, std::uint64_t last) {
     const Memory& there = *job->link->ends[1 - job->side].memories->at(job->work.move->remote_region);
@@ -258,7 +254,7 @@ inline void Node::fetch(const std::shared_ptr<Job>& job) {
     return run_soon(link.free_at - now(), [this, job, copy] {
       if (job->stopped) return;
       copy(0, job->nbytes);
-      finish(job, Code::kOk);
+      compare_fence(job);
     });
   }
   const std::uint64_t middle = network_.random().below(job->nbytes + 1);
@@ -268,17 +264,17 @@ inline void Node::fetch(const std::shared_ptr<Job>& job) {
     run_soon(moment(), [this, job, copy, middle] {
       if (job->stopped) return;
       copy(middle, job->nbytes);
-      finish(job, Code::kOk);
+      run_soon(moment(), [this, job] {
+        if (!job->stopped) compare_fence(job);
+      });
     });
   });
 }
 
-inline void Node::check_fence(const std::shared_ptr<Job>& job) {
-  run_soon(moment(), [this, job] {
-    if (job->stopped) return;
-    const std::uint64_t word = job->link->ends[1 - job->side].fences->at(job->work.fence_slot);
-    finish(job, word == job->work.fence_generation ? Code::kOk : Code::kLeaseEnded);
-  });
+inline void Node::compare_fence(const std::shared_ptr<Job>& job) {
+  const Fence& fence = job->work.move->fence;
+  const std::uint64_t word = job->link->ends[1 - job->side].fences->at(fence.slot);
+  finish(job, word == fence.generation ? Code::kOk : Code::kLeaseEnded);
 }
 
 // Two-sided: the source reads in two steps. It ends the piece with a trailer that says whether the right

@@ -144,8 +144,8 @@ void end_pieces_first(const Subject& subject, bool at_source, int num_steps) {
   std::vector<Work> receives, sends;
   for (const std::uint32_t piece : transfer.all_pieces()) {
     Work& work = receives.emplace_back();
-    work = {conformance::next_work_id(), WorkKind::kReceive, piece, transfer.at_dst, 0, 0};
-    sends.push_back({conformance::next_work_id(), WorkKind::kSend, piece, transfer.at_src, 0, 0});
+    work = {conformance::next_work_id(), WorkKind::kReceive, piece, transfer.at_dst};
+    sends.push_back({conformance::next_work_id(), WorkKind::kSend, piece, transfer.at_src});
   }
   conformance::End &first = at_source ? pair.src : pair.dst, &second = at_source ? pair.dst : pair.src;
   std::vector<Work>&early = at_source ? sends : receives, &late = at_source ? receives : sends;
@@ -265,8 +265,7 @@ struct Liar {
     move->transfer = transfer;
     move->local = std::make_shared<const LocalRegion>(local);
     std::vector<Work> made;
-    for (std::uint32_t piece = 0; piece < num; ++piece)
-      made.push_back({next_work++, kind, piece, move, 0, 0});
+    for (std::uint32_t piece = 0; piece < num; ++piece) made.push_back({next_work++, kind, piece, move});
     REQUIRE_EQ(testing::post_all(*victim.transport, peer, made).accepted, num);
     return made;
   }

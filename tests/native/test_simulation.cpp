@@ -58,7 +58,7 @@ TEST(some_layers_of_a_program_move_and_no_others) {
   });
 }
 
-TEST(layers_are_released_one_by_one_and_reported_when_confirmed) {
+TEST(layers_are_released_one_by_one_and_reported_when_they_are_in) {
   on_every_rail([](Pair& pair) {
     auto expected = pair.expect("req", kTo);
     for (std::uint32_t layer = 0; layer < 4; ++layer) CHECK(!expected->watch_layer(layer));

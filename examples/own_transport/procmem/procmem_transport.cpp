@@ -105,7 +105,7 @@ class ProcMem final : public CopyingRail<Peer> {
   }
 
   // Nothing is pinned, and the address that the engine tells peers is all that they need.
-  Result<RegionKeys> register_memory(const LocalRegion&) override { return RegionKeys(); }
+  Result<RegionKeys> register_memory(const LocalRegion&, const Pinned&) override { return RegionKeys(); }
   void deregister_memory(RegionId) noexcept override {}
 
   Status attach(PeerId id, const RemoteRegion& region) override {
@@ -119,20 +119,20 @@ class ProcMem final : public CopyingRail<Peer> {
   }
 
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override {
-    if (Status shared = fences_.share(info.fence_slots); !shared.ok()) return shared;
+    if (Status shared = fences_.share(); !shared.ok()) return shared;
     return add_peer(std::move(socket), info);
   }
 
  private:
   void greet(Peer& peer) override {
     Hello hello;
-    hello.fences_nbytes = peer.fence_slots.nbytes();
-    tell(peer, hello, fences_.fd(peer.fence_slots));
+    hello.fences_nbytes = FenceTable::kNbytes;
+    tell(peer, hello, fences_.fd());
   }
 
   // Not ok: this rail does not come up, and pages go over others.
   Status on_hello(Peer& peer, const Hello& hello, UniqueFd fd) override {
-    Result<PeerFences> fences = PeerFences::map(fd, hello.fences_nbytes, peer.fence_slots);
+    Result<PeerFences> fences = PeerFences::map(fd, hello.fences_nbytes);
     if (!fences.ok()) return fences.status();
     peer.fences = std::move(fences).value();
     ucred process{};  // as the kernel says, and not as the peer does
@@ -164,9 +164,9 @@ class ProcMem final : public CopyingRail<Peer> {
     return cost;
   }
 
-  // After the last byte: has the source ended the right to read meanwhile?
-  Completion compare_fence(Peer& peer, const Work& work) override {
-    return check_fence(peer.fences.word(work.fence_slot), work, "procmem", peer.name);
+  // After the last byte of a piece: has the source ended the right to read meanwhile?
+  Status compare_fence(Peer& peer, const Fence& fence) override {
+    return peer.fences.say_it_holds(fence) ? Status() : right_ended(peer);
   }
 
   OwnFences fences_;

@@ -1,6 +1,5 @@
 // What has arrived of a transfer at its destination, by piece and never by order: which pieces are still to
-// be posted, which have arrived, and which layers are confirmed, that is, were read under a right that held
-// to the end.
+// be posted, which have arrived, and which layers are whole.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +19,7 @@ class Arrivals {
   static std::uint64_t max_redone(const PieceGrid& grid) { return 64 + 4 * std::uint64_t{grid.num_pieces()}; }
 
   void begin(const PieceGrid& grid);
-  bool has_begun() const noexcept { return !rows_.empty(); }
+  bool has_begun() const noexcept { return !num_left_.empty(); }
 
   // ---- to be posted
   // The next piece to post: one to move again, else the next of the released layers.
@@ -47,25 +46,13 @@ class Arrivals {
   bool has_all() const noexcept { return num_in_ == grid_.num_pieces(); }
   // The piece has arrived. True if it was the last of its layer.
   bool add(std::uint32_t piece);
-  // The piece has to be fetched once more, unless its layer is confirmed.
-  bool take_back(std::uint32_t piece);
-
-  // ---- confirmed; rows are layers of the transfer
   std::uint32_t row_of(std::uint32_t piece) const { return piece / grid_.pieces_per_layer(); }
-  bool confirm(std::uint32_t row);  // true only the first time
-  bool is_confirmed(std::uint32_t row) const { return rows_[row].confirmed; }
-  bool is_complete() const noexcept { return num_confirmed_ == grid_.num_layers; }
 
  private:
-  struct Row {
-    std::uint32_t num_left;  // pieces that have not arrived
-    bool confirmed;
-  };
   PieceGrid grid_;
   BitSet in_;  // of pieces that have arrived, over whichever rail
   std::uint32_t num_in_ = 0;
-  std::vector<Row> rows_;
-  std::uint32_t num_confirmed_ = 0;
+  std::vector<std::uint32_t> num_left_;  // for each layer of the transfer: pieces that have not arrived
   std::uint32_t next_ = 0;
   std::list<std::uint32_t> redo_;  // a list, since an empty one has allocated nothing
   std::uint64_t num_redone_ = 0;

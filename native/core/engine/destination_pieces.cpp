@@ -1,4 +1,4 @@
-// How the pieces of destinations are posted, counted and confirmed.
+// How the pieces of destinations are posted and counted.
 #include <algorithm>
 
 #include "core/copy/pack.h"
@@ -16,26 +16,15 @@ constexpr std::uint32_t kMaxOutstandingPieces = 256;
 // things.
 constexpr std::uint32_t kMostPostedAtOnce = 64;
 
+// A source that ended a right is waited for so long, to hear why.
+constexpr Time kWordNs = 100'000'000;
+
 // Even a slow rail gets this many pieces: it stays busy, and shows when it is no longer slow.
 constexpr std::uint32_t kLeastOutstanding = 2;
 
 }  // namespace
 
 // ---- posting ------------------------------------------------------------------------------------
-
-void Destinations::begin_round() {
-  for (const TransferKey& key : retry_)
-    context_.serve(key.first, [&] {
-      if (Destination* const destination = find(key)) mark(*destination);
-    });
-  retry_.clear();
-}
-
-void Destinations::mark(Destination& destination) {
-  if (destination.dirty) return;
-  dirty_.push_back(destination.key);
-  destination.dirty = true;
-}
 
 void Destinations::list(Destination& destination) {
   if (destination.listed) return;
@@ -74,7 +63,7 @@ bool Destinations::post_next(SessionKey session) {
   while (const std::optional<TransferId> next = first()) {
     Destination* destination = find({session, *next});
     std::optional<std::uint32_t> piece;
-    if (destination != nullptr && destination->state == TransferState::kMoving) {
+    if (destination != nullptr && destination->state == TransferState::kMoving && !destination->is_stale) {
       if (lease_ends_soon(*destination)) {
         fail(*destination, TransferEvent::kFail,
              {Code::kLeaseEnded, "the lease on the pages is about to expire"}, true);
@@ -100,7 +89,7 @@ bool Destinations::post_next(SessionKey session) {
     work.piece = *piece;
     work.move = destination->move;
     const bool fetched = work.kind == WorkKind::kFetch;
-    const Code posted = rails_.post(*rail, fetched ? WorkUse::kFetch : WorkUse::kReceive, work, *destination);
+    const Code posted = rails_.post(*rail, work, *destination);
     if (posted != Code::kOk) {
       rails_.note_again(*rail, destination->priority);
       if (posted == Code::kAgain) context_.pump_again = true;
@@ -111,7 +100,7 @@ bool Destinations::post_next(SessionKey session) {
     if (limits_.has_paced())
       limits_.took(session, piece_nbytes(*work.move->program, work.move->grid.piece(*piece)));
     if (!fetched || destination->integrity) {
-      mark(*destination);
+      if (destination->to_credit.empty()) asking_.push_back(destination->key);
       destination->to_credit.emplace_back(fetched ? wire::RailName(wire::kNoRail) : rail->info().name,
                                           *piece);
     }
@@ -166,10 +155,18 @@ Destinations::Choice Destinations::choose_rail(const Destination& destination) {
   return choice;
 }
 
-// CREDIT goes out after the receives are posted; one frame names a run of neighbours.
-void Destinations::flush_credits(Destination& destination) {
+// CREDIT goes out after the receives are posted.
+void Destinations::flush_credits() {
+  for (const TransferKey& key : asking_)
+    context_.serve(key.first, [&] {
+      if (Destination* const destination = find(key)) send_credits(*destination);
+    });
+  asking_.clear();
+}
+
+// One frame names a run of neighbours.
+void Destinations::send_credits(Destination& destination) {
   auto& credits = destination.to_credit;
-  if (credits.empty()) return;
   Peer& peer = *sessions_.find(destination.key.first);
   std::sort(credits.begin(), credits.end());
   for (std::size_t i = 0; i < credits.size();) {
@@ -196,18 +193,22 @@ void Destinations::completed(const Rails::Completed& work, const Completion& com
     if (destination.posted.empty()) drained(destination);
     return;
   }
-  if (work.use == WorkUse::kFence) return fence_checked(destination, completion.code);
   if (work.rail != nullptr && completion.code == Code::kOk &&
       destination.rails.add(work.rail->capabilities().name)) {
     if (destination.handle) destination.handle->add_rail(work.rail->capabilities().name);
     if (destination.expectation) destination.expectation->handle()->add_rail(work.rail->capabilities().name);
   }
   switch (completion.code) {
-    case Code::kOk:
-      if (work.use == WorkUse::kFetch) destination.one_sided = true;
-      piece_in(destination, work.piece);
-      break;
+    case Code::kOk: piece_in(destination, work.piece); break;
     case Code::kLeaseEnded:
+      if (work.kind == WorkKind::kFetch) {
+        ++context_.stats.fences_stale;
+        // The source says why, in a frame that may come later than its word was read.
+        if (std::exchange(destination.is_stale, true)) break;
+        const Time due = time_after(context_.now, kWordNs);
+        if (due < Timers::at(destination.timer)) destination.set_timer(context_.timers, due);
+        break;
+      }
       fail(destination, TransferEvent::kFail,
            {Code::kLeaseEnded, "the lease on the source's pages ended while it sent them"}, true);
       break;
@@ -322,109 +323,25 @@ void Destinations::compare_sums(Destination& destination, std::uint32_t piece) {
 
 void Destinations::count_piece(Destination& destination, std::uint32_t piece) {
   context_.stats.bytes_in += piece_nbytes(*destination.move->program, destination.move->grid.piece(piece));
-  if (!destination.arrivals.add(piece)) return;
-  const std::uint32_t row = destination.arrivals.row_of(piece);
-  if (!destination.one_sided) return confirmed(destination, {&row, 1});
-  destination.to_confirm.push_back(row);
-  mark(destination);
+  if (destination.arrivals.add(piece)) layer_in(destination, destination.arrivals.row_of(piece));
+  if (destination.arrivals.has_all()) all_in(destination);
 }
 
-// ---- confirming ---------------------------------------------------------------------------------
-
-void Destinations::confirm_dirty() {
-  // By index: more may join.
-  for (std::size_t i = 0; i < dirty_.size(); ++i) {
-    context_.serve(dirty_[i].first, [&] {
-      Destination* const destination = find(dirty_[i]);
-      if (destination == nullptr) return;
-      destination->dirty = false;
-      if (destination->state != TransferState::kMoving) return;
-      flush_credits(*destination);
-      confirm(*destination);
-    });
-  }
-  dirty_.clear();
-}
-
-// Asks whether the source's right held until now, for every layer that is in.
-void Destinations::confirm(Destination& destination) {
-  if (destination.to_confirm.empty() || !destination.confirming.empty()) return;
-  // Layer by layer only if a caller can see it; otherwise one question at the end.
-  if (!destination.arrivals.has_all() && destination.handle == nullptr && destination.expectation == nullptr)
-    return;
-  if (!destination.one_sided) return confirmed(destination, std::exchange(destination.to_confirm, {}));
-  for (Rail* rail : rails_.of(destination.key.first)) {
-    if (!rail->capabilities().one_sided || !rail->capabilities().memory.has(destination.memory)) continue;
-    Work work;
-    work.kind = WorkKind::kCheckFence;
-    work.move = destination.move;
-    work.fence_slot = destination.fence_slot;
-    work.fence_generation = destination.fence_generation;
-    const Code posted = rails_.post(*rail, WorkUse::kFence, work, destination);
-    if (posted == Code::kOk) {
-      destination.confirming = std::move(destination.to_confirm);
-      destination.to_confirm.clear();
-      return;
-    }
-    if (posted == Code::kAgain) {
-      context_.pump_again = true;
-      retry_.push_back(destination.key);
-      return;
-    }
-  }
-  redo_unconfirmed(destination);
-}
-
-void Destinations::fence_checked(Destination& destination, Code code) {
-  const std::vector<std::uint32_t> rows = std::exchange(destination.confirming, {});
-  if (code == Code::kOk) return confirmed(destination, rows);
-  if (code == Code::kLeaseEnded) {
-    ++context_.stats.fences_stale;
-    return fail(destination, TransferEvent::kFail,
-                {Code::kLeaseEnded, "the lease on the source's pages ended while they were read"}, true);
-  }
-  // The rail died: ask on another.
-  destination.to_confirm.insert(destination.to_confirm.end(), rows.begin(), rows.end());
-  mark(destination);
-}
-
-// Fetched pieces can no longer be confirmed, since no rail is left on which the source's fence can be read.
-// Rails whose bytes need no such question may bring them again.
-void Destinations::redo_unconfirmed(Destination& destination) {
-  const PeerRegion* remote = peer_regions_.find(destination.key.first, destination.remote_region());
-  if (remote == nullptr ||
-      !remote->is_reached_from(destination.memory, destination.move->program->converts()))
-    return fail(destination, TransferEvent::kFail,
-                {Code::kRailFailed, "no rail is left that can read the source's fence"}, true);
-  destination.to_confirm.clear();
-  destination.one_sided = false;
-  context_.pump_again = true;  // this round of posting is over
-  const std::uint32_t num_pieces = destination.move->grid.num_pieces();
-  for (std::uint32_t piece = 0; piece < num_pieces; ++piece) {
-    if (!destination.arrivals.take_back(piece)) continue;
-    redo(destination, piece);
-    if (destination.state != TransferState::kMoving) return;
-  }
-}
-
-void Destinations::confirmed(Destination& destination, std::span<const std::uint32_t> rows) {
-  const auto arrived = [&](const std::shared_ptr<Handle>& handle, std::uint32_t layer) {
+// Each byte of the layer is in, under a right that held.
+void Destinations::layer_in(Destination& destination, std::uint32_t row) {
+  const std::uint32_t layer = destination.move->grid.first_layer + row;
+  const auto arrived = [&](const std::shared_ptr<Handle>& handle) {
     if (handle->set_layer(layer))
       context_.host.emit({.kind = EventKind::kLayer, .handle = handle->id(), .layer = layer});
   };
-  for (const std::uint32_t row : rows) {
-    if (!destination.arrivals.confirm(row)) continue;
-    const std::uint32_t layer = destination.move->grid.first_layer + row;
-    if (destination.handle) arrived(destination.handle, layer);
-    if (destination.expectation && destination.expectation->arrived(layer, destination))
-      arrived(destination.expectation->handle(), layer);
-  }
-  if (destination.arrivals.is_complete()) {
-    if (destination.expectation) destination.expectation->arrived(*destination.move);
-    finish(destination);
-  } else if (!destination.to_confirm.empty()) {
-    mark(destination);
-  }
+  if (destination.handle) arrived(destination.handle);
+  if (destination.expectation && destination.expectation->arrived(layer, destination))
+    arrived(destination.expectation->handle());
+}
+
+void Destinations::all_in(Destination& destination) {
+  if (destination.expectation) destination.expectation->arrived(*destination.move);
+  finish(destination);
 }
 
 }  // namespace kvxfer

@@ -1,7 +1,6 @@
 #include "core/engine/destinations.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "core/engine/eager.h"
 
@@ -32,8 +31,7 @@ std::vector<std::uint32_t> failed_blocks(const Destination& destination) {
   for (std::uint32_t column = 0; column < num_columns; ++column) {
     bool whole = true;
     for (std::uint32_t index = column; whole && index < grid.num_pieces(); index += num_columns)
-      whole =
-          arrivals.has(index) && (!destination.one_sided || arrivals.is_confirmed(arrivals.row_of(index)));
+      whole = arrivals.has(index);
     const Piece piece = grid.piece(column);
     if (!whole) std::fill_n(bad.begin() + piece.first_pair, piece.num_pairs, true);
   }
@@ -100,8 +98,7 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
                                  std::to_string(offer.pages.size()) +
                                  " bytes of pages, which differs from its program"};
   owned->layers_ready = offer.layers_ready;
-  owned->fence_slot = offer.fence_slot;
-  owned->fence_generation = offer.fence_generation;
+  owned->move->fence = {offer.fence_slot, offer.fence_generation};
   Destination& destination = add(std::move(owned));
   admission_.opened(destination);
   if (is_tagged && tag_memory_.size() != 0)  // its tag begins anew
@@ -122,8 +119,7 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
 Status Destinations::on(Peer& peer, const wire::Accept& accept) {
   Destination* destination = find({peer.key(), accept.transfer});
   if (destination == nullptr || destination->state != TransferState::kRequested) return {};
-  destination->fence_slot = accept.fence_slot;
-  destination->fence_generation = accept.fence_generation;
+  destination->move->fence = {accept.fence_slot, accept.fence_generation};
   destination->lease_ttl_ns = static_cast<Time>(accept.ttl_ns);
   destination->lease_renewable = accept.renewable;
   step(destination_transitions(), destination->state, TransferEvent::kAccepted);
@@ -201,9 +197,9 @@ void Destinations::begin_moving(Destination& destination, wire::ByteSpan pages) 
   if (!pages.empty() && destination.memory == MemoryKind::kHost && !destination.integrity)
     return land(destination, pages);
   if (grid.num_pieces() != 0) return list(destination);
-  std::vector<std::uint32_t> rows(grid.num_layers);  // no blocks: every layer is in
-  std::iota(rows.begin(), rows.end(), 0);
-  confirmed(destination, rows);
+  for (std::uint32_t row = 0; row < grid.num_layers; ++row)
+    layer_in(destination, row);  // there are no blocks
+  all_in(destination);
 }
 
 // ---- ends ---------------------------------------------------------------------------------------
@@ -213,6 +209,9 @@ void Destinations::on_timer(TransferKey key) {
   if (destination == nullptr) return;
   destination->timer.reset();
   if (is_draining(destination->state)) return draining_.tell(*destination);
+  if (destination->is_stale)
+    return fail(*destination, TransferEvent::kFail,
+                {Code::kLeaseEnded, "the lease on the source's pages ended while they were read"}, true);
   Status why{Code::kDeadline, std::string("the transfer's time was over while it was ") +
                                   std::string(name_of(destination->state))};
   if (destination->state == TransferState::kMoving)
@@ -251,7 +250,7 @@ void Destinations::remember(const Destination& destination, const Status& why) {
 }
 
 void Destinations::finish(Destination& destination) {
-  if (!step(destination_transitions(), destination.state, TransferEvent::kConfirmed)) return;
+  if (!step(destination_transitions(), destination.state, TransferEvent::kAllIn)) return;
   if (Peer* peer = sessions_.find(destination.key.first))
     sessions_.send(*peer, wire::Done{destination.key.second,
                                      destination.tells_context ? destination.context : wire::Bytes()});

@@ -1,7 +1,7 @@
-// Transfers whose bytes become ours: permitted, scheduled over rails, counted, confirmed.
+// Transfers whose bytes become ours: permitted, scheduled over rails, counted.
 //
 // Destinations owns them, and ends an expectation with its last writer. destinations.cpp is their life;
-// destination_pieces.cpp is how their pieces are posted, counted and confirmed.
+// destination_pieces.cpp is how their pieces are posted and counted.
 #pragma once
 
 #include <cstdint>
@@ -28,19 +28,14 @@ namespace kvxfer {
 struct Destination : TransferEnd, Writer {
   Destination() : TransferEnd(TimerKind::kDestination) {}
 
-  std::uint32_t fence_slot = 0;  // the source's
-  std::uint64_t fence_generation = 0;
   Time lease_ttl_ns = kNever;    // of a read: the ttl of its lease
   bool lease_renewable = false;
   Time asked_at = 0;
   std::shared_ptr<Expectation> expectation;
   Parked::Place parked;
   Arrivals arrivals;
-  std::vector<std::uint32_t> to_confirm;  // layers that have arrived
-  std::vector<std::uint32_t> confirming;  // layers that the posted fence check covers
   bool listed = false;  // among the destinations that wait for their turn
-  bool dirty = false;                     // has layers to confirm or credits to send
-  bool one_sided = false;  // a piece that arrived was fetched: only the fence word confirms it
+  bool is_stale = false;  // the source's word had moved on after a piece; posts no more, waits to hear why
   struct PieceSums { std::unordered_map<std::uint32_t, std::uint32_t> here, there; };
   std::unique_ptr<PieceSums> sums;  // with integrity: sums that wait for those of the other end
   // Pieces posted in this round that must be asked for, with their rails, as CREDIT names them.
@@ -83,10 +78,9 @@ class Destinations final : public TransferEnds<Destination> {
   void on_timer(TransferKey key);
   void sum_slice();  // of checksums of arrived pieces
   void post_pieces();  // one of each session in turn, as long as rails take more
-  void confirm_dirty();
-  void begin_round();
-  bool has_work() const noexcept {  // in this round: true if any of these four is
-    return !sums_.empty() || !turns_.empty() || !dirty_.empty() || !retry_.empty();
+  void flush_credits();
+  bool has_work() const noexcept {  // in this round: true if any of these three is
+    return !sums_.empty() || !turns_.empty() || !asking_.empty();
   }
 
   // ---- ends
@@ -117,7 +111,6 @@ class Destinations final : public TransferEnds<Destination> {
 
   // destination_pieces.cpp
   void list(Destination& destination);
-  void mark(Destination& destination);  // as dirty
   bool post_next(SessionKey session);
   struct Choice {
     Rail* rail = nullptr;
@@ -126,16 +119,14 @@ class Destinations final : public TransferEnds<Destination> {
   };
   Choice choose_rail(const Destination& destination);
   bool lease_ends_soon(const Destination& destination) const;
-  void flush_credits(Destination& destination);
+  void send_credits(Destination& destination);
   void redo(Destination& destination, std::uint32_t piece);
   void piece_in(Destination& destination, std::uint32_t piece);
   void land(Destination& destination, wire::ByteSpan pages);
   void compare_sums(Destination& destination, std::uint32_t piece);
   void count_piece(Destination& destination, std::uint32_t piece);
-  void confirm(Destination& destination);
-  void fence_checked(Destination& destination, Code code);
-  void redo_unconfirmed(Destination& destination);
-  void confirmed(Destination& destination, std::span<const std::uint32_t> rows);
+  void layer_in(Destination& destination, std::uint32_t row);
+  void all_in(Destination& destination);
   void unreachable(Destination& destination, const Rails::Completed& work, const Completion& completion);
 
   PeerLimits& limits_;
@@ -146,8 +137,7 @@ class Destinations final : public TransferEnds<Destination> {
   Parked parked_;
   Turns turns_;
   Sums sums_{Side::kDst, context_.workers};  // to be compared
-  std::vector<TransferKey> dirty_;  // destinations with layers to confirm or credits to send
-  std::vector<TransferKey> retry_;  // the same, put off because a rail said "again"
+  std::vector<TransferKey> asking_;  // destinations with credits to send
 };
 
 }  // namespace kvxfer

@@ -118,17 +118,17 @@ void Rails::drop_session(SessionKey session) {
   sessions_.erase(found);
 }
 
-Code Rails::post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfer) {
+Code Rails::post(Rail& rail, Work& work, TransferEnd& transfer) {
   work.id = next_work_++;
   // Everything that remembers the work exists before a byte of it can land.
-  if (use != WorkUse::kSend && !rail.watch_) watch_on(rail);
+  if (is_awaited(work.kind) && !rail.watch_) watch_on(rail);
   transfer.posted.emplace_back(work.id, rail.id());
   const std::size_t of_class = rail.class_of(transfer.priority);
   Code posted = Code::kAgain;
   try {
     spare_works_.insert(
         works_, work.id,
-        Record{use, transfer.key, rail.id(), work.piece, static_cast<std::uint8_t>(of_class)});
+        Record{work.kind, transfer.key, rail.id(), work.piece, static_cast<std::uint8_t>(of_class)});
     posted = context_.host.post(rail.id(), work);
   } catch (...) {
     forget_posted(work.id, transfer);
@@ -136,7 +136,7 @@ Code Rails::post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfer) {
   }
   if (posted != Code::kOk)
     forget_posted(work.id, transfer);
-  else if (use != WorkUse::kSend)
+  else if (is_awaited(work.kind))
     count_posted(rail, of_class);
   return posted;
 }
@@ -169,7 +169,7 @@ void Rails::stop(const TransferEnd& transfer) {
         context_.host.cancel(rail_id, std::span(&id, 1));
       }
     auto work = works_.find(id);
-    if (work == works_.end() || work->second.use == WorkUse::kSend || work->second.stopped) continue;
+    if (work == works_.end() || !is_awaited(work->second.kind) || work->second.stopped) continue;
     work->second.stopped = true;
     forget_due(rail, work->second.of_class);
   }
@@ -189,15 +189,15 @@ std::optional<Rails::Completed> Rails::completed(const Completion& completion) {
   if (found == works_.end()) return std::nullopt;
   const Record work = found->second;
   spare_works_.erase(works_, found);
-  const bool is_due = work.use != WorkUse::kSend && !work.stopped;
+  const bool is_due = is_awaited(work.kind) && !work.stopped;
   Rail* const rail = find(work.rail);
-  if (rail != nullptr && work.use != WorkUse::kSend) {
+  if (rail != nullptr && is_awaited(work.kind)) {
     if (is_due) rail->lanes_[work.of_class].measure(rail->capabilities().window, context_.now);
     rail->moved_at_ = context_.now;
     rail->forgiven_ = false;
   }
   if (is_due) forget_due(rail, work.of_class);
-  return Completed{work.use, work.transfer, work.piece, work.rail, rail};
+  return Completed{work.kind, work.transfer, work.piece, work.rail, rail};
 }
 
 void Rails::count_posted(Rail& rail, std::size_t of_class) {

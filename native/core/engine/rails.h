@@ -68,8 +68,6 @@ class Rail {
   std::vector<WorkId> stopped_;  // works to be cancelled
 };
 
-enum class WorkUse : std::uint8_t { kFetch, kReceive, kFence, kSend };
-
 class Rails {
  public:
   explicit Rails(Context& context) : context_(context) {}
@@ -114,7 +112,7 @@ class Rails {
   }
   // Numbers the work and posts it. If the rail accepts it, the work is under way, and the transfer
   // remembers it.
-  Code post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfer);
+  Code post(Rail& rail, Work& work, TransferEnd& transfer);
   // Posts no more works of that class on the rail in this round.
   void note_again(Rail& rail, std::uint8_t priority);
   // The posted works of an ended transfer are to end. The engine no longer waits for them: they keep no
@@ -125,7 +123,7 @@ class Rails {
   // the gate is released.
   void cancel_stopped();
   struct Completed {
-    WorkUse use;
+    WorkKind kind;
     TransferKey transfer;
     std::uint32_t piece;
     RailId rail_id;
@@ -158,13 +156,15 @@ class Rails {
     std::set<std::string> lost;  // transports of rails that were up and went down
   };
   struct Record {
-    WorkUse use;
+    WorkKind kind;
     TransferKey transfer;
     RailId rail;
     std::uint32_t piece;
     std::uint8_t of_class;  // of the rail's
     bool stopped = false;
   };
+  // Of what the peer brings us; a piece that we send is not waited for.
+  static bool is_awaited(WorkKind kind) noexcept { return kind != WorkKind::kSend; }
   void count_posted(Rail& rail, std::size_t of_class);
   void forget_due(Rail* rail, std::size_t of_class) noexcept;
   void forget_posted(WorkId work,

@@ -196,7 +196,7 @@ void Sources::send_pieces(Source& source) {
       work.kind = WorkKind::kSend;
       work.piece = run.first_piece;
       work.move = source.move;
-      if (rails_.post(*rail, WorkUse::kSend, work, source) == Code::kAgain) {
+      if (rails_.post(*rail, work, source) == Code::kAgain) {
         rails_.note_again(*rail, source.priority);
         context_.pump_again = true;
         break;

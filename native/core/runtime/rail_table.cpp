@@ -18,7 +18,6 @@ std::string_view stage_of(WorkKind kind) {
     case WorkKind::kFetch: return "fetch";
     case WorkKind::kSend: return "send";
     case WorkKind::kReceive: return "receive";
-    case WorkKind::kCheckFence: return "check fence";
   }
   return "";
 }

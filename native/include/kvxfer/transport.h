@@ -209,6 +209,13 @@ struct RemoteRegion {
   RegionKeys keys;
 };
 
+// The source's right to let bytes be read, as a destination may ask for it: the right holds while this slot of
+// the source's fence table has this generation.
+struct Fence {
+  std::uint32_t slot = 0;
+  std::uint64_t generation = 0;
+};
+
 // What the works of one transfer share. Immutable while any of them is posted.
 struct Move {
   TransferId transfer = 0;
@@ -221,6 +228,7 @@ struct Move {
   // register_memory was given: by that id a rail finds its own registration (lkey, memory handle).
   std::shared_ptr<const LocalRegion> local;
   RegionId remote_region = 0;
+  Fence fence;  // at a destination: what each fetch compares
 
   // The block that a pair's unit lies in.
   std::uint32_t src_block(std::uint32_t pair) const noexcept {
@@ -234,10 +242,11 @@ struct Move {
 };
 
 enum class WorkKind : std::uint8_t {
-  kFetch,  // copy one piece from the peer's region to ours        (one-sided rails)
+  // Copy one piece from the peer's region to ours, and then read the word of move->fence in the peer's table: if
+  // it is the same, each byte was read under the right. (one-sided rails)
+  kFetch,
   kSend,  // stream one piece of ours to the peer                 (two-sided rails)
   kReceive,  // land one piece that the peer was asked to send       (two-sided rails)
-  kCheckFence,  // is the source's word still `fence_generation`?       (one-sided rails)
 };
 
 struct Work {
@@ -246,8 +255,6 @@ struct Work {
   std::uint32_t piece = 0;  // index in move->grid; with move->transfer it names the
   // piece on a two-sided rail
   std::shared_ptr<const Move> move;
-  std::uint32_t fence_slot = 0;  // kCheckFence
-  std::uint64_t fence_generation = 0;
 };
 
 enum class CompletionKind : std::uint8_t { kWork, kRailUp, kRailDown };
@@ -256,8 +263,8 @@ struct Completion {
   CompletionKind kind = CompletionKind::kWork;
   WorkId work = 0;  // kWork
   PeerId peer = 0;  // kRailUp, kRailDown
-  // kWork: kOk; kCancelled; kRailFailed (another rail may redo it); kLeaseEnded (kCheckFence: the
-  // source's word moved on; kReceive: the source stopped in mid-piece); kRegionGone; kUnsupported,
+  // kWork: kOk; kCancelled; kRailFailed (another rail may redo it); kLeaseEnded (kFetch: the source's
+  // word moved on; kReceive: the source stopped in mid-piece); kRegionGone; kUnsupported,
   // kSystem, kInternal (this rail cannot do it, another may); kExhausted (the piece is larger than what the
   // rail has room for: its transfer ends).
   Code code = Code::kOk;
@@ -267,7 +274,7 @@ struct Completion {
 struct Capabilities {
   std::string_view name;  // "shm"
   // Which works it takes. A rail that takes both kinds is asked for each piece: Transport::choose.
-  bool one_sided = false;  // kFetch, kCheckFence: the destination fetches; the source need not act
+  bool one_sided = false;  // kFetch: the destination fetches; the source need not act
   bool two_sided = false;  // kSend, kReceive: the source sends what the destination has asked for
   std::uint32_t rank = 0;  // lower is preferred if several rails reach a region; the agent sets it
   MemoryPlaces far = {};  // places of memory at this end for which the rail is preferred one rank less

@@ -83,7 +83,8 @@ class CopyingRail : public RailPeers<Peer> {
   // Copies one slice of a fetch and returns its cost. The region may have gone or changed since the last
   // slice. Words in `broken` make the rail to the peer fail, after the work has ended.
   virtual Result<std::uint64_t> copy_slice(Peer& peer, typename Peer::Copy& copy, std::string& broken) = 0;
-  virtual Completion compare_fence(Peer& peer, const Work& work) = 0;
+  // Whether the source's right still holds, after all bytes of a fetch were read.
+  virtual Status compare_fence(Peer& peer, const Fence& fence) = 0;
   // The same work, prepared for several threads. Null: it cannot be begun, and copy_slice says why. `src_end`
   // as in Peer::Copy.
   virtual std::unique_ptr<Flight> share(Peer&, const Work&, [[maybe_unused]] std::uint64_t src_end) {
@@ -114,10 +115,8 @@ class CopyingRail : public RailPeers<Peer> {
       const std::size_t at = this->first_that_runs(peer);
       const Work& next = peer.queue[at];
       if (next.kind != WorkKind::kFetch) {
-        Completion completion = next.kind == WorkKind::kCheckFence
-                                    ? compare_fence(peer, next)
-                                    : failed(next.id, Code::kUnsupported,
-                                             this->words("this rail cannot send: the destination fetches"));
+        Completion completion = failed(next.id, Code::kUnsupported,
+                                       this->words("this rail cannot send: the destination fetches"));
         peer.queue.drop(at, 1);
         return this->end_work(std::move(completion));
       }
@@ -137,9 +136,9 @@ class CopyingRail : public RailPeers<Peer> {
     const Result<std::uint64_t> slice = copy_slice(peer, copy, broken);
     if (slice.ok()) cost += slice.value();
     if (slice.ok() && !copy.slices.done()) return;
+    const Status status = slice.ok() ? compare_fence(peer, copy.work.move->fence) : slice.status();
     Completion completion =
-        slice.ok() ? done(copy.work.id)
-                   : failed(copy.work.id, slice.status().code(), this->words(slice.status().message()));
+        status.ok() ? done(copy.work.id) : failed(copy.work.id, status.code(), this->words(status.message()));
     peer.copy.reset();
     this->end_work(std::move(completion));
     if (!broken.empty()) this->fail(peer, broken);
@@ -191,7 +190,8 @@ class CopyingRail : public RailPeers<Peer> {
     std::string broken;
     Code code = Code::kOk;
     try {
-      const Status status = result_of(peer, flight, broken);
+      Status status = result_of(peer, flight, broken);
+      if (status.ok()) status = compare_fence(peer, flight.work.move->fence);
       code = status.code();
       this->end_work(status.ok() ? done(flight.work.id)
                                  : failed(flight.work.id, code, this->words(status.message())));

@@ -1,19 +1,13 @@
 #include "transports/common/peer_fences.h"
 
 #include <cerrno>
+#include <string>
 #include <utility>
-
-#include "transports/common/completion_queue.h"
 
 namespace kvxfer {
 
-Completion check_fence(const std::atomic<std::uint64_t>* word, const Work& work, std::string_view rail,
-                       const std::string& peer_name) {
-  const auto says = [rail](const std::string& what) { return std::string(rail) + ": " + what; };
-  if (word == nullptr)
-    return failed(work.id, Code::kInternal,
-                  says("there is no fence slot " + std::to_string(work.fence_slot)));
-  // This is the reader's half of a seqlock; FenceTable::bump is the writer's. Earlier works read the pages
+bool holds(const std::atomic<std::uint64_t>& word, const Fence& fence) noexcept {
+  // This is the reader's half of a seqlock; FenceTable::bump is the writer's. The pages were read
   // first: by plain or vector loads, by the kernel, or by a GPU whose end was acquired. The acquire fence
   // keeps all of those loads before the load of the word. The source stores the word before it lets anyone
   // write to the pages. If we had read a single byte that was written after the right ended, we would now see
@@ -21,10 +15,7 @@ Completion check_fence(const std::atomic<std::uint64_t>* word, const Work& work,
   // weaken this: caches are coherent, and what counts is the load, not when the line came. Our own stores
   // (non-temporal or not) do not take part; copy_fence is for readers of the destination.
   std::atomic_thread_fence(std::memory_order_acquire);
-  if (word->load(std::memory_order_relaxed) != work.fence_generation)
-    return failed(work.id, Code::kLeaseEnded,
-                  says(peer_name + " ended the right to read while the bytes moved"));
-  return done(work.id);
+  return word.load(std::memory_order_relaxed) == fence.generation;
 }
 
 Result<PeerFences> PeerFences::map(const UniqueFd& fd, std::uint64_t announced_nbytes) {

@@ -4,8 +4,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <string>
-#include <string_view>
 
 #include "kvxfer/transport.h"
 #include "transports/common/message_channel.h"
@@ -13,10 +11,8 @@
 
 namespace kvxfer {
 
-// Compares the source's fence word, after all bytes of the work's transfer were read. Ends with done, or with
-// kLeaseEnded. `word` is the word of the work's slot; null: the peer has none.
-Completion check_fence(const std::atomic<std::uint64_t>* word, const Work& work, std::string_view rail,
-                       const std::string& peer_name);
+// Whether the source's word says that the right still holds. To be asked after all bytes of a fetch were read.
+bool holds(const std::atomic<std::uint64_t>& word, const Fence& fence) noexcept;
 
 class PeerFences {
  public:
@@ -25,10 +21,10 @@ class PeerFences {
   // table.
   static Result<PeerFences> map(const UniqueFd& fd, std::uint64_t announced_nbytes);
 
-  // The word of a slot, which is a number from the peer; null: nothing is mapped for it.
-  const std::atomic<std::uint64_t>* word(std::uint32_t slot) const noexcept {
-    if (mapping_.data() == nullptr || slot >= FenceTable::kNumSlots) return nullptr;
-    return reinterpret_cast<const std::atomic<std::uint64_t>*>(mapping_.data()) + slot;
+  // False, too, where nothing is mapped for the slot, which is a number from the peer.
+  bool say_it_holds(const Fence& fence) const noexcept {
+    return mapping_.data() != nullptr && fence.slot < FenceTable::kNumSlots &&
+           holds(reinterpret_cast<const std::atomic<std::uint64_t>*>(mapping_.data())[fence.slot], fence);
   }
 
  private:

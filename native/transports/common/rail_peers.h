@@ -299,6 +299,18 @@ class RailPeers : public Transport {
     index_.erase(work);
     ready_.work(work, code, detail);
   }
+  // The end of a fetch whose fence word had moved on when its bytes were in.
+  static Status right_ended(const Peer& peer) {
+    return {Code::kLeaseEnded, peer.name + " ended the right to read while the bytes moved"};
+  }
+  void end_stale(const Peer& peer, WorkId work) noexcept {
+    std::string why;
+    try {
+      why = words(right_ended(peer).message());
+    } catch (const std::bad_alloc&) {  // the code is enough
+    }
+    end_work(work, Code::kLeaseEnded, why);
+  }
   const std::vector<Peer*>& active() const noexcept { return active_; }
 
   std::string words(std::string_view what) const {

@@ -260,9 +260,6 @@ bool CudaIpcTransport::run_next(Peer& peer) {
     end_turn();
     return true;
   };
-  // As in shm: earlier kernels read the pages, and their end was acquired.
-  if (work.kind == WorkKind::kCheckFence)
-    return end(check_fence(peer.fences.word(work.fence_slot), work, "cuda_ipc", peer.name));
   if (work.kind != WorkKind::kFetch)
     return end(failed(work.id, Code::kUnsupported, words("this rail cannot send: the destination fetches")));
   const PeerRegions::Region* const region = peer.regions.find(work.move->remote_region);
@@ -286,9 +283,13 @@ void CudaIpcTransport::land() noexcept {
   }
   while (const std::optional<cuda_ipc::Flights::Flight> flight = flights_.next_landed()) {
     Peer& peer = *find(flight->peer);
+    // As in shm: the kernel read the pages, and its end was acquired.
+    const bool is_stale = flight->is_done && !peer.gone && !peer.fences.say_it_holds(flight->fence);
     for (const WorkId work : flight->works)
       if (!flight->is_done)
         end_work(work, Code::kRailFailed, lost_why_);
+      else if (is_stale)
+        end_stale(peer, work);
       else
         end_work(work, peer.gone ? Code::kCancelled : Code::kOk);
     clean_up(peer);

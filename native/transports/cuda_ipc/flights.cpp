@@ -21,7 +21,7 @@ Flights::Launch Flights::launch(PeerId peer, WorkQueue& queue, std::size_t at, c
   const Move& move = *front.move;
   const Piece piece = move.grid.piece(front.piece);
   gpu::Part part{piece.layer, 1, piece.num_pairs, piece.num_fine};
-  Flight flight{0, peer, {front.id}, piece_nbytes(*move.program, piece)};
+  Flight flight{0, peer, {front.id}, piece_nbytes(*move.program, piece), move.fence};
   std::size_t num_works = 1;
   while (at + num_works < queue.size() && flight.nbytes < most_nbytes_ / 2) {
     const Work& next = queue[at + num_works];

@@ -24,6 +24,7 @@ class Flights {
     PeerId peer;
     std::vector<WorkId> works;
     std::uint64_t nbytes;
+    Fence fence;  // theirs: they are of one move
     bool is_done = false;  // after it has landed; false then: the device has failed
   };
 

@@ -98,7 +98,8 @@ struct Flight {
   bool is_write = false;  // the source writes the piece, which the destination knows by this number
   std::uint32_t number = 0;
   bool is_flushed = true;  // nothing is left to post after the last write
-  std::optional<std::uint32_t> scratch;  // for a read of a fence word: where the word lands
+  std::optional<std::uint32_t> scratch;  // of a fetch: where the fence word lands
+  bool is_confirming = false;  // of a fetch: its bytes are in, and `next` reads the fence word
   bool is_used = false;
   bool is_proof = false;  // no work: an endpoint's first read, which proves that it works
   bool is_named = false;  // the cursor is at its end, or nothing more will be posted

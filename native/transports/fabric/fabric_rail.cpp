@@ -462,6 +462,7 @@ void FabricRail::end_requests(Peer& peer) noexcept {
   peer.leaving.clear();
   peer.fences.reset();
   peer.current = nullptr;
+  peer.fetched.clear();
   peer.due.reset();
   peer.look_at.reset();
   if (peer.is_being_set_up) return;  // goes on when the endpoint is back

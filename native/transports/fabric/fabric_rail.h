@@ -61,6 +61,7 @@ struct Peer final : RailPeer<Message>, Receiver {
   bool is_awake = false;  // is in awake_
   std::vector<std::unique_ptr<Flight>> flights;  // go with the endpoint; their memory is used again
   Flight* current = nullptr;  // has more to post
+  std::vector<Flight*> fetched;  // their bytes are in, and their fence words still to be read
   bool lacks_room = false;  // the endpoint said "again", and nothing has come since
   Alarm::Clock::time_point quiet_since{};  // when something last came or began, as far as the clock was read
   std::optional<Alarm::Clock::time_point> look_at;  // polled again then, since no descriptor reports it
@@ -196,6 +197,7 @@ class FabricRail final : public WrittenPieces<fabric::Peer>, private MemoryLende
   bool progress(Peer& peer) noexcept;
   void land(Peer& peer) noexcept;
   void land(Peer& peer, Flight& flight) noexcept;
+  void confirm(Peer& peer, Flight& flight) noexcept;  // reads its fence word
   Result<const Registration*> registered(const Move& move) const;
   Flight* begin_receive(Peer& peer, const fabric::PieceHeader& header) noexcept;
   void tell_dropped(Peer& peer, const Work& work, bool cannot) noexcept;

@@ -107,7 +107,7 @@ bool FabricRail::can_run(const Peer& peer, const Work& work) const noexcept {
                          : peer.endpoint->num_flights < kMostFlights + WorkQueue::kMost;
   if (work.kind == WorkKind::kSend && peer.writes() && !peer.asked.has(work.move->transfer, work.piece))
     return false;
-  if (work.kind == WorkKind::kCheckFence && !fences_->has_room()) return false;
+  if (work.kind == WorkKind::kFetch && !fences_->has_room()) return false;
   return has_room(peer);
 }
 
@@ -118,8 +118,9 @@ bool FabricRail::has_room(const Peer& peer) const noexcept {
 
 // Requests end one by one, and several in a row cost less to post: a piece goes on once a quarter has ended.
 bool FabricRail::can_go_on(const Peer& peer) const noexcept {
-  if (peer.current == nullptr || peer.lacks_room || peer.down || peer.endpoint == nullptr) return false;
+  if (peer.lacks_room || peer.down || peer.endpoint == nullptr) return false;
   const std::uint32_t most = fabric_->num_requests();
+  if (peer.current == nullptr) return !peer.fetched.empty() && peer.endpoint->num_under_way() < most;
   return peer.endpoint->num_under_way() < most - most / 4;
 }
 
@@ -161,7 +162,10 @@ void FabricRail::post_some(Peer& peer, Budget& budget) {
       return wake(peer);
     }
   }
-  if (peer.current == nullptr) {
+  if (peer.current == nullptr && !peer.fetched.empty()) {
+    peer.current = peer.fetched.front();
+    peer.fetched.erase(peer.fetched.begin());
+  } else if (peer.current == nullptr) {
     if (peer.queue.empty()) return;
     const std::size_t at = first_that_runs(peer);
     if (at == peer.queue.size() || !begin(peer, at)) return;
@@ -232,17 +236,6 @@ bool FabricRail::begin(Peer& peer, std::size_t at) {
 
 Status FabricRail::prepare_flight(Peer& peer, Flight& flight) {
   const Work& work = flight.work;
-  if (work.kind == WorkKind::kCheckFence) {
-    if (work.fence_slot >= FenceTable::kNumSlots)
-      return {Code::kInternal, "there is no fence slot " + std::to_string(work.fence_slot)};
-    const std::uint64_t at = work.fence_slot * sizeof(std::uint64_t);
-    const fabric::KeyedSpan& from = *peer.fences->spans.find(at);
-    flight.scratch = fences_->take();
-    const fabric::KeyedSpan to = fences_->target(*flight.scratch);
-    flight.next.add({from.address + (at - from.offset), from.key, to.address, to.key, sizeof(std::uint64_t)});
-    flight.is_named = true;
-    return {};
-  }
   const Move& move = *work.move;
   flight.is_write = work.kind == WorkKind::kSend && peer.writes();
   if (flight.is_write) {
@@ -260,6 +253,11 @@ Status FabricRail::prepare_flight(Peer& peer, Flight& flight) {
   flight.cursor = {move, work.piece, flight.remote->spans, local.value()->local(),
                    flight.is_write ? Side::kSrc : Side::kDst};
   flight.is_flushed = !flight.is_write;
+  if (flight.is_write) return {};
+  if (move.fence.slot >= FenceTable::kNumSlots)
+    return {Code::kInternal, "there is no fence slot " + std::to_string(move.fence.slot)};
+  peer.fetched.reserve(kMostFlights);
+  flight.scratch = fences_->take();
   return {};
 }
 
@@ -401,7 +399,19 @@ void FabricRail::land(Peer& peer) noexcept {
   if (any_landed && !peer.leaving.empty()) tell_what_is_let_go(peer);
 }
 
+// The word is read only after all bytes of the piece have landed.
+void FabricRail::confirm(Peer& peer, Flight& flight) noexcept {
+  const std::uint64_t at = flight.work.move->fence.slot * sizeof(std::uint64_t);
+  const fabric::KeyedSpan& from = *peer.fences->spans.find(at);
+  const fabric::KeyedSpan to = fences_->target(*flight.scratch);
+  flight.next.add({from.address + (at - from.offset), from.key, to.address, to.key, sizeof(std::uint64_t)});
+  flight.is_confirming = true;
+  add_in_room(peer.fetched, &flight);
+}
+
 void FabricRail::land(Peer& peer, Flight& flight) noexcept {
+  const bool is_fetched = flight.scratch && flight.code == Code::kOk;
+  if (is_fetched && !flight.is_confirming) return confirm(peer, flight);
   flight.is_used = false;
   flight.remote.reset();
   if (peer.endpoint != nullptr) --peer.endpoint->num_flights;
@@ -419,17 +429,11 @@ void FabricRail::land(Peer& peer, Flight& flight) noexcept {
     }
     return come_up(peer);
   }
-  Code code = flight.code;
-  if (flight.scratch) {
-    if (code == Code::kOk && fences_->value(*flight.scratch) != flight.work.fence_generation) {
-      code = Code::kLeaseEnded;
-      try {
-        flight.why = words(peer.name + " ended the right to read while the bytes moved");
-      } catch (const std::bad_alloc&) {  // the code is enough
-      }
-    }
-    fences_->give_back(*flight.scratch);
-  }
+  const Code code = flight.code;
+  if (flight.is_confirming) std::erase(peer.fetched, &flight);  // where it was stopped
+  const bool is_stale = is_fetched && fences_->value(*flight.scratch) != flight.work.move->fence.generation;
+  if (flight.scratch) fences_->give_back(*flight.scratch);
+  if (is_stale) return end_stale(peer, flight.work.id);
   if (flight.is_write && !peer.down)
     add_in_room(peer.written, Peer::Written{flight.number, code == Code::kOk});
   end_work(flight.work.id, code, code == Code::kOk ? std::string_view() : flight.why);
@@ -437,7 +441,7 @@ void FabricRail::land(Peer& peer, Flight& flight) noexcept {
 
 std::chrono::milliseconds FabricRail::stop_bound(const Flight& flight) noexcept {
   const WorkKind kind = flight.work.kind;
-  return kind == WorkKind::kFetch || kind == WorkKind::kCheckFence ? kStopBound : kSendStopBound;
+  return kind == WorkKind::kFetch ? kStopBound : kSendStopBound;
 }
 
 void FabricRail::stop_shared(WorkId work) noexcept {

@@ -175,13 +175,12 @@ Result<std::uint64_t> LoopbackTransport::copy_slice(Peer& peer, Peer::Copy& copy
   return copy.slices.advance(source);
 }
 
-Completion LoopbackTransport::compare_fence(Peer& peer, const Work& work) {
+Status LoopbackTransport::compare_fence(Peer& peer, const Fence& fence) {
   const std::shared_lock reading(peer.exposure->mutex);
-  if (peer.exposure->fences == nullptr)
-    return failed(work.id, Code::kRailFailed, "loopback: " + peer.name + " is closed");
-  const std::uint32_t slot = work.fence_slot;
-  return check_fence(slot < FenceTable::kNumSlots ? peer.exposure->fences->words() + slot : nullptr, work,
-                     "loopback", peer.name);
+  const FenceTable* const fences = peer.exposure->fences;
+  if (fences == nullptr) return {Code::kRailFailed, peer.name + " is closed"};
+  const bool stands = fence.slot < FenceTable::kNumSlots && holds(fences->words()[fence.slot], fence);
+  return stands ? Status() : right_ended(peer);
 }
 
 }  // namespace kvxfer

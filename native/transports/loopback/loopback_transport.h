@@ -63,7 +63,7 @@ class LoopbackTransport final : public CopyingRail<loopback::Peer> {
   Status on_message(Peer& peer, const loopback::Hello& hello, UniqueFd fd) override;
   void on_down(Peer& peer) override;
   Result<std::uint64_t> copy_slice(Peer& peer, Peer::Copy& copy, std::string& broken) override;
-  Completion compare_fence(Peer& peer, const Work& work) override;
+  Status compare_fence(Peer& peer, const Fence& fence) override;
 
   std::shared_ptr<loopback::Exposure> exposure_;
 };

@@ -225,8 +225,8 @@ Status ShmTransport::result_of(Peer& peer, const Flight& flight, std::string& br
   return {};
 }
 
-Completion ShmTransport::compare_fence(Peer& peer, const Work& work) {
-  return check_fence(peer.fences.word(work.fence_slot), work, "shm", peer.name);
+Status ShmTransport::compare_fence(Peer& peer, const Fence& fence) {
+  return peer.fences.say_it_holds(fence) ? Status() : right_ended(peer);
 }
 
 // Bytes that were read from a process count only if the process was there after the last byte, because
@@ -242,10 +242,11 @@ void ShmTransport::after_round(std::span<Completion> completions) noexcept {
     const auto of_it = [id = work](const Completion& each) {
       return each.work == id && each.code == Code::kOk;
     };
-    Completion& read = *std::find_if(completions.begin(), completions.end(), of_it);
-    read.code = Code::kRailFailed;
+    const auto read = std::find_if(completions.begin(), completions.end(), of_it);
+    if (read == completions.end()) continue;  // its fence word had moved on
+    read->code = Code::kRailFailed;
     try {
-      read.detail =
+      read->detail =
           "shm: reading memory of " + peer->name + ": " + peer->pools.process().check_alive().message();
     } catch (const std::bad_alloc&) {  // the code is enough
     }

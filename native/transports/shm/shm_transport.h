@@ -70,7 +70,7 @@ class ShmTransport final : public CopyingRail<shm::Peer> {
   Result<std::uint64_t> copy_slice(Peer& peer, Peer::Copy& copy, std::string& broken) override;
   std::unique_ptr<Flight> share(Peer& peer, const Work& work, std::uint64_t src_end) override;
   Status result_of(Peer& peer, const Flight& flight, std::string& broken) override;
-  Completion compare_fence(Peer& peer, const Work& work) override;
+  Status compare_fence(Peer& peer, const Fence& fence) override;
   void after_round(std::span<Completion> completions) noexcept override;
   void on_idle() override;
 

@@ -80,6 +80,16 @@ class Chain {
     return true;
   }
 
+  // READs one word, in a request of its own. It takes none of the chain's bytes, so that it cuts no page in two.
+  // False: the request finds no room.
+  bool add_word(std::uint64_t remote, std::uint32_t rkey, std::uint64_t local, std::uint32_t lkey) noexcept {
+    if (num_ == most_) return false;
+    start(remote, rkey, local, lkey, sizeof(std::uint64_t));
+    nbytes_ -= sizeof(std::uint64_t);
+    is_open_ = false;
+    return true;
+  }
+
   bool is_full() const noexcept { return (num_ == most_ && !is_open_) || nbytes_ == kMostNbytes; }
   std::uint32_t size() const noexcept { return num_; }
   std::uint64_t nbytes() const noexcept { return nbytes_; }

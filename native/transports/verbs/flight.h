@@ -25,8 +25,9 @@ struct Flight {
   std::shared_ptr<const KeyedSpans> remote;  // held, because its region may be detached meanwhile
   RequestCursor cursor;
   std::uint64_t end = 0;  // position in its queue pair behind its last request
-  std::optional<std::uint32_t> scratch;  // kCheckFence: where the word lands
+  std::optional<std::uint32_t> scratch;  // kFetch: where the fence word lands
   std::uint32_t number = 0;  // kSend: announces the piece at its destination
+  bool is_confirming = false;  // kFetch: its bytes are in, and this READs the fence word
   bool is_cancelled = false;
   bool is_proof = false;      // no work: a queue pair's first READ, which proves that it works
   bool to_gpu = false;        // its bytes land there

@@ -46,7 +46,7 @@ constexpr std::size_t kMostTried = 256;
 std::string name_of(const Flight& flight, const QueuePairs& pairs) {
   const Work& work = flight.work;
   if (flight.is_proof) return "the first READ over a new connection " + pairs.way();
-  if (work.kind == WorkKind::kCheckFence) return "a READ of the fence word";
+  if (flight.is_confirming) return "a READ of the fence word";
   const Piece piece = work.move->grid.piece(work.piece);
   return std::string(work.kind == WorkKind::kSend ? "a WRITE" : "a READ") + " of layer " +
          std::to_string(piece.layer) + ", " + std::to_string(piece.num_pairs) +
@@ -300,19 +300,20 @@ void VerbsTransport::forget(Peer& peer) noexcept {
 bool VerbsTransport::can_run(const Peer& peer, const Work& work) const noexcept {
   if (!peer.up || peer.pairs == nullptr) return false;
   const std::size_t of_class = peer.pairs->class_of(work);
-  if (work.kind != WorkKind::kFetch) {
-    if (work.kind == WorkKind::kReceive && peer.writes) return peer.awaited.has_room(of_class);
-    if (work.kind == WorkKind::kSend && peer.writes && !peer.asked.has(work.move->transfer, work.piece))
-      return false;
-    if (work.kind == WorkKind::kCheckFence && !fences_->has_room()) return false;
-  }
+  if (work.kind == WorkKind::kFetch && !fences_->has_room()) return false;
+  if (work.kind == WorkKind::kReceive && peer.writes) return peer.awaited.has_room(of_class);
+  if (work.kind == WorkKind::kSend && peer.writes && !peer.asked.has(work.move->transfer, work.piece))
+    return false;
   return peer.pairs->can_begin(of_class);
 }
 
 bool VerbsTransport::can_go_on(const Peer& peer) const noexcept {
-  return peer.pairs != nullptr && !peer.down &&
-         std::any_of(peer.pairs->begin(), peer.pairs->end(),
-                     [](const QueuePair& pair) { return pair.can_go_on(); });
+  if (peer.pairs == nullptr || peer.down) return false;
+  const QueuePairs& pairs = *peer.pairs;
+  return std::any_of(pairs.begin(), pairs.end(), [](const QueuePair& pair) { return pair.can_go_on(); }) ||
+         std::any_of(peer.fetched.begin(), peer.fetched.end(), [&](const verbs::Fetched& fetched) {
+           return pairs.can_begin(pairs.class_of(fetched.work));
+         });
 }
 
 std::size_t VerbsTransport::num_announced() const noexcept {
@@ -368,8 +369,10 @@ std::size_t VerbsTransport::first_that_runs(const Peer& peer, std::size_t of_cla
 
 QueuePair* VerbsTransport::next_pair(Peer& peer, std::size_t of_class) const {
   const std::span<QueuePair> pairs = peer.pairs->of(of_class);
+  const bool may_confirm = first_fetched(peer, of_class) != peer.fetched.size();
   // With one class, next_turn() has already found that some work can run.
-  bool may_begin = !peer.queue.empty(), is_seen = peer.pairs->classes().size() == 1;
+  bool may_begin = may_confirm || !peer.queue.empty(),
+       is_seen = may_confirm || peer.pairs->classes().size() == 1;
   for (std::size_t left = pairs.size(); left > 0; --left) {
     QueuePair& pair = pairs[peer.turns[of_class]++ % pairs.size()];
     if (pair.can_go_on()) return &pair;
@@ -384,11 +387,16 @@ void VerbsTransport::post_chain(Peer& peer, QueuePair& pair, std::size_t of_clas
   pair.begin(chain_, verbs::kMostChained);
   while (num_runs != 0 && !chain_.is_full()) {
     if (!pair.goes_on()) {
-      if (peer.queue.empty() || pair.flights.size() == QueuePair::kMostFlights) break;
-      const std::size_t at = first_that_runs(peer, of_class);
-      if (at == peer.queue.size()) break;
-      --num_runs;  // a short work counts, too
-      if (!begin(peer, pair, at)) continue;
+      if (pair.flights.size() == QueuePair::kMostFlights) break;
+      if (const std::size_t fetched = first_fetched(peer, of_class); fetched != peer.fetched.size()) {
+        --num_runs;  // a short work counts, too
+        begin_confirming(peer, pair, fetched);
+      } else {
+        const std::size_t at = peer.queue.empty() ? 0 : first_that_runs(peer, of_class);
+        if (at == peer.queue.size()) break;
+        --num_runs;
+        if (!begin(peer, pair, at)) continue;
+      }
     }
     Flight& flight = pair.flights.back();
     const RequestCursor::Stop stop = add_requests(peer, flight, num_runs);
@@ -424,14 +432,33 @@ bool VerbsTransport::begin(Peer& peer, QueuePair& pair, std::size_t at) {
   return false;
 }
 
+std::size_t VerbsTransport::first_fetched(const Peer& peer, std::size_t of_class) const {
+  const auto found = std::find_if(
+      peer.fetched.begin(), peer.fetched.end(),
+      [&](const verbs::Fetched& fetched) { return peer.pairs->class_of(fetched.work) == of_class; });
+  return static_cast<std::size_t>(found - peer.fetched.begin());
+}
+
+// The word is read only after all bytes of the piece have landed.
+void VerbsTransport::begin_confirming(Peer& peer, QueuePair& pair, std::size_t at) {
+  Flight& flight = pair.flights.push(Flight());
+  flight.end = pair.posted();
+  flight.is_confirming = true;
+  flight.work = std::move(peer.fetched[at].work);
+  flight.scratch = peer.fetched[at].scratch;
+  peer.fetched.erase(peer.fetched.begin() + static_cast<std::ptrdiff_t>(at));
+}
+
+void VerbsTransport::end_fetched(Peer& peer, Code code, std::string_view why) noexcept {
+  for (const verbs::Fetched& fetched : peer.fetched) {
+    fences_->give_back(fetched.scratch);
+    end_work(fetched.work.id, code, why);
+  }
+  peer.fetched.clear();
+}
+
 Status VerbsTransport::prepare_flight(Peer& peer, Flight& flight) {
   const Work& work = flight.work;
-  if (work.kind == WorkKind::kCheckFence) {
-    if (work.fence_slot >= FenceTable::kNumSlots)
-      return {Code::kInternal, "there is no fence slot " + std::to_string(work.fence_slot)};
-    flight.scratch = fences_->take();
-    return {};
-  }
   const bool is_write = work.kind == WorkKind::kSend;
   if (work.kind != WorkKind::kFetch && !(is_write && peer.writes))
     return {Code::kUnsupported, "this rail cannot send: the destination fetches"};
@@ -451,7 +478,17 @@ Status VerbsTransport::prepare_flight(Peer& peer, Flight& flight) {
   flight.to_gpu = !is_write && move.local->kind == MemoryKind::kGpu;
   flight.cursor = RequestCursor(move, work.piece, *flight.remote, local.value()->local(),
                                 is_write ? Side::kSrc : Side::kDst);
-  if (is_write) flight.number = asked.number;
+  if (is_write) {
+    flight.number = asked.number;
+    return {};
+  }
+  if (move.fence.slot >= FenceTable::kNumSlots)
+    return {Code::kInternal, "there is no fence slot " + std::to_string(move.fence.slot)};
+  // Once it has landed it needs a place among the fetched.
+  std::size_t num = peer.fetched.size();
+  for (const QueuePair& pair : *peer.pairs) num += pair.flights.size();
+  if (num > peer.fetched.capacity()) peer.fetched.reserve(2 * num);
+  flight.scratch = fences_->take();
   return {};
 }
 
@@ -512,15 +549,12 @@ RequestCursor::Stop VerbsTransport::add_requests(Peer& peer, Flight& flight, std
     return chain_.announce(htonl(flight.number), any.address, any.key) ? stop : RequestCursor::Stop::kFull;
   }
   chain_.go_on(verbs::abi::kRdmaRead);
-  if (flight.work.kind == WorkKind::kFetch) return flight.cursor.advance(chain_, num_runs);
-  // The engine asks for the word only after all bytes in question have landed.
+  if (!flight.is_confirming) return flight.cursor.advance(chain_, num_runs);
   const KeyedSpan target = fences_->target(*flight.scratch);
-  const std::uint64_t at = flight.work.fence_slot * sizeof(std::uint64_t);
-  const std::uint64_t added = chain_.add(peer.fences.address + at, peer.fences.key, target.address,
-                                         target.key, sizeof(std::uint64_t));
-  // A word is never read in two parts.
-  if (added == sizeof(std::uint64_t)) return RequestCursor::Stop::kDone;
-  return RequestCursor::Stop::kFull;
+  const std::uint64_t at = flight.work.move->fence.slot * sizeof(std::uint64_t);
+  return chain_.add_word(peer.fences.address + at, peer.fences.key, target.address, target.key)
+             ? RequestCursor::Stop::kDone
+             : RequestCursor::Stop::kFull;
 }
 
 // ---- and come back ----
@@ -606,21 +640,19 @@ void VerbsTransport::land(Peer& peer) noexcept {
 
 void VerbsTransport::land(Peer& peer, Flight& flight) noexcept {
   if (flight.to_gpu && flight.code == Code::kOk) flight.code = flush(flight.why);
-  Code code = flight.code;
+  const Code code = flight.code;
   if (flight.is_proof) {
     if (code == Code::kOk) --peer.num_unproved;
     return;
   }
-  if (flight.scratch && code == Code::kOk &&
-      fences_->value(*flight.scratch) != flight.work.fence_generation) {
-    flight.stop(Code::kLeaseEnded, "");
-    try {
-      flight.why = words(peer.name + " ended the right to read while the bytes moved");
-    } catch (const std::bad_alloc&) {  // the code is enough
-    }
-    code = flight.code;
+  const bool is_fetched = flight.scratch && code == Code::kOk;
+  if (is_fetched && !flight.is_confirming) {
+    add_in_room(peer.fetched, verbs::Fetched{std::move(flight.work), *flight.scratch});
+    return;
   }
+  const bool is_stale = is_fetched && fences_->value(*flight.scratch) != flight.work.move->fence.generation;
   if (flight.scratch) fences_->give_back(*flight.scratch);
+  if (is_stale) return end_stale(peer, flight.work.id);
   end_work(flight.work.id, code, code == Code::kOk ? std::string_view() : flight.why);
 }
 
@@ -704,6 +736,13 @@ void VerbsTransport::stop_shared(WorkId work) noexcept {
     return tell_of_piece(*peer, MessageKind::kGiveUp,
                          {piece->work.move->transfer, piece->work.piece, piece->number});
   }
+  const auto fetched = std::find_if(peer->fetched.begin(), peer->fetched.end(),
+                                    [work](const verbs::Fetched& each) { return each.work.id == work; });
+  if (fetched != peer->fetched.end()) {  // nothing of it is under way
+    fences_->give_back(fetched->scratch);
+    peer->fetched.erase(fetched);
+    return end_work(work, Code::kCancelled);
+  }
   for (QueuePair& pair : *peer->pairs)
     for (std::size_t i = 0; i < pair.flights.size(); ++i) {
       Flight& flight = pair.flights[i];
@@ -722,6 +761,7 @@ void VerbsTransport::stop_shared(PeerId id, Code code, std::string_view why) noe
   if (peer == nullptr || peer->pairs == nullptr) return;
   for (QueuePair& pair : *peer->pairs)
     for (std::size_t i = 0; i < pair.flights.size(); ++i) pair.flights[i].stop(code, why);
+  end_fetched(*peer, code, why);
   for (AwaitedPieces::Piece& piece : peer->awaited) try {
       if (piece.code == Code::kOk) piece.code = code;
       piece.why = why;

@@ -60,6 +60,12 @@ struct SetUp final : Connector::SetUp {
   std::unique_ptr<QueuePairs> pairs;  // null: it was abandoned
 };
 
+// A fetch whose bytes are in; its fence word is still to be read.
+struct Fetched {
+  Work work;
+  std::uint32_t scratch;
+};
+
 struct Peer : RailPeer<Message> {
   Peer(PeerId number, UniqueFd socket, const ConnectInfo& info, std::unique_ptr<QueuePairs> its)
       : RailPeer(number, std::move(socket), info), pairs(std::move(its)), row(pairs->address().row) {}
@@ -76,6 +82,7 @@ struct Peer : RailPeer<Message> {
   bool is_connected = false;  // our queue pairs are connected to the peer's
   bool is_ready = false;  // the peer has said that its queue pairs are connected to ours
   bool writes = false;  // pieces may come by WRITE, in both directions
+  std::vector<Fetched> fetched;  // in the order in which they came
   AwaitedPieces awaited;
   AskedPieces asked;
   std::size_t num_unproved = 0;  // queue pairs whose first READ has not ended
@@ -151,6 +158,9 @@ class VerbsTransport final : public WrittenPieces<verbs::Peer> {
   std::size_t first_that_runs(const Peer& peer, std::size_t of_class) const;
   verbs::QueuePair* next_pair(Peer& peer, std::size_t of_class) const;  // a pair with something to post
   void post_chain(Peer& peer, verbs::QueuePair& pair, std::size_t of_class, std::uint32_t& num_runs);
+  std::size_t first_fetched(const Peer& peer, std::size_t of_class) const;  // fetched.size(): there is none
+  void begin_confirming(Peer& peer, verbs::QueuePair& pair, std::size_t at);
+  void end_fetched(Peer& peer, Code code, std::string_view why) noexcept;
   // False: the work has ended at once.
   bool begin(Peer& peer, verbs::QueuePair& pair, std::size_t at);
   Status prepare_flight(Peer& peer, verbs::Flight& flight);

@@ -356,18 +356,8 @@ std::size_t ToyTransport::poll(std::span<Completion> completions) noexcept {
 
 Completion ToyTransport::run(Peer& peer, const Work& work, std::uint64_t& moved_nbytes) noexcept {
   const std::lock_guard lock(nic().mutex);
-  if (work.kind == WorkKind::kCheckFence) return compare_fence(peer, work);
   moved_nbytes += piece_nbytes(*work.move->program, work.move->grid.piece(work.piece));
   return work.kind == WorkKind::kFetch ? fetch(peer, work) : send(peer, work);
-}
-
-Completion ToyTransport::compare_fence(const Peer& peer, const Work& work) const {
-  const auto found = nic().endpoints.find(peer.there);
-  if (found == nic().endpoints.end()) return failed(work.id, Code::kRailFailed, "toy: the peer is gone");
-  if (work.fence_slot >= FenceTable::kNumSlots)
-    return failed(work.id, Code::kInternal, "toy: there is no such fence slot");
-  const bool stands = found->second.fences->generation(work.fence_slot) == work.fence_generation;
-  return stands ? done(work.id) : failed(work.id, Code::kLeaseEnded, "toy: the right has ended");
 }
 
 Completion ToyTransport::fetch(const Peer& peer, const Work& work) const {
@@ -382,6 +372,13 @@ Completion ToyTransport::fetch(const Peer& peer, const Work& work) const {
   if (piece_end(move, work.piece, Side::kSrc) > end)
     return failed(work.id, Code::kInternal, "toy: the piece ends outside the region");
   copy_piece(move, work.piece, base, move.local->base);
+  // All bytes are here. They are the transfer's if the source's right holds still.
+  const auto source = nic().endpoints.find(peer.there);
+  if (source == nic().endpoints.end()) return failed(work.id, Code::kRailFailed, "toy: the peer is gone");
+  if (move.fence.slot >= FenceTable::kNumSlots)
+    return failed(work.id, Code::kInternal, "toy: there is no such fence slot");
+  if (source->second.fences->generation(move.fence.slot) != move.fence.generation)
+    return failed(work.id, Code::kLeaseEnded, "toy: the right has ended");
   return done(work.id);
 }
 

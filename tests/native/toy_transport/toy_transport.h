@@ -64,7 +64,6 @@ class ToyTransport final : public Transport {
   void on_ready(Peer& peer);
   void fail(Peer& peer, const std::string& why);
   Completion run(Peer& peer, const Work& work, std::uint64_t& moved_nbytes) noexcept;
-  Completion compare_fence(const Peer& peer, const Work& work) const;
   Completion fetch(const Peer& peer, const Work& work) const;
   Completion send(const Peer& peer, const Work& work) const;
   bool receive(Peer& peer, std::uint64_t& moved_nbytes);
