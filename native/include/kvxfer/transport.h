@@ -1,7 +1,7 @@
 // The interface of a transport. One instance is one rail of this agent; it serves many peers.
 //
-// Threads: every method is called under the agent's progress gate, so by one thread at a time,
-// never concurrently. Nothing here blocks, nothing here takes the GIL.
+// Threads: every method but prepare() is called under the agent's progress gate, so by one thread at a time,
+// never concurrently. Nothing here blocks, nothing here takes the GIL. The destructor runs without the gate.
 //
 // Fences: no thread waits in one. The engine ends a right by asking that the works under it end (cancel,
 // disconnect). The fence of a work is complete when poll() has returned its completion: from then on no byte
@@ -263,10 +263,15 @@ struct Completion {
   CompletionKind kind = CompletionKind::kWork;
   WorkId work = 0;  // kWork
   PeerId peer = 0;  // kRailUp, kRailDown
-  // kWork: kOk; kCancelled; kRailFailed (another rail may redo it); kLeaseEnded (kFetch: the source's
-  // word moved on; kReceive: the source stopped in mid-piece); kRegionGone; kUnsupported,
-  // kSystem, kInternal (this rail cannot do it, another may); kExhausted (the piece is larger than what the
-  // rail has room for: its transfer ends).
+  // What the engine does after a kFetch or kReceive:
+  //   kOk                     the piece is in
+  //   kCancelled, kRailFailed the piece is posted again, over any rail that is up
+  //   kLeaseEnded             the transfer ends (kFetch: the source's word moved on; kReceive: the source stopped
+  //                           in mid-piece)
+  //   kExhausted              the transfer ends: the piece is larger than what the rail has room for
+  //   kRegionGone, kUnsupported, kSystem, kInternal
+  //                           this rail cannot do it, and gets no more works on that region; others may
+  // After a kSend: codes other than kOk, kCancelled and kRailFailed end the transfer.
   Code code = Code::kOk;
   std::string detail;  // empty when kOk: no allocation on the fast path
 };
@@ -330,6 +335,8 @@ class MemoryLender {
 
 class Transport {
  public:
+  // Waits for works under way: afterwards none of their bytes lands or is read. They have no completions. The
+  // agent has disconnected its peers before; a test may not have.
   virtual ~Transport() = default;
 
   virtual Capabilities capabilities() const noexcept = 0;

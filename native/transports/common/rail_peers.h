@@ -133,19 +133,22 @@ class RailPeers : public Transport {
   virtual bool is_up_with_hello() const noexcept { return true; }
   // The rail to this peer has failed: releases what was kept for it.
   virtual void on_down(Peer& peer) = 0;
-  // The peer was disconnected. Erases it, at once or later.
+  // The peer was disconnected. Erases it, at once or later. May be called again before it is erased.
   virtual void forget(Peer& peer) noexcept { erase(peer); }
   // Whether the work may run, or waits for something that the peer has yet to say. A work that will fail may
   // run.
   virtual bool can_run(const Peer&, const Work&) const noexcept { return true; }
   // False: none of the peer's works can run, so its queue need not be searched.
   virtual bool takes_works(const Peer&) const noexcept { return true; }
-  // Whether a work that has begun can go on now.
+  // Whether the peer needs a turn for something other than a queued work: for one that has begun, or for what
+  // has arrived.
   virtual bool can_go_on(const Peer& peer) const noexcept { return peer.copy.has_value(); }
-  // Whether the peer needs time for something besides its works.
+  // Whether the peer needs time for something besides its works. It stays in active() meanwhile, where poll
+  // looks for it: next_turn() does not return it for this.
   virtual bool wants_time(const Peer&) const noexcept { return false; }
-  // Works that other threads copy, either one of them or all of one peer's, are to end as soon as they can,
-  // with this code. The peer may be erased afterwards.
+  // Works that the rail has taken from the queue (other threads copy them, or a device moves them) are to end
+  // as soon as they can: one of them as kCancelled, or all of one peer's with this code. May be called again
+  // before they have ended, and for a peer also afterwards. The peer may be erased afterwards.
   virtual void stop_shared(WorkId) noexcept {}
   virtual void stop_shared(PeerId, Code, std::string_view) noexcept {}
   // How many messages describe what peers are currently told of.
@@ -373,7 +376,7 @@ class RailPeers : public Transport {
       UniqueFd& fd = next.value()->fd;
       if (message.is_hello()) {
         if (Status greeted = on_hello(peer, message, std::move(fd)); !greeted.ok()) return greeted;
-        if (is_up_with_hello()) come_up(peer);
+        if (is_up_with_hello() && !peer.down) come_up(peer);
       } else if (Status taken = on_message(peer, message, std::move(fd)); !taken.ok()) {
         return taken;
       }
