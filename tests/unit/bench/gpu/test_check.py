@@ -14,10 +14,8 @@ import pytest
 from kvxfer.bench.gpu import check as gpu_check
 from kvxfer.bench.gpu import step as gpu_step
 from kvxfer.bench.gpu import tests as gpu_tests
-from kvxfer.bench.gpu.check import EXIT_SAID, GROUPS, GpuOptions
-from kvxfer.bench.gpu.shown import parts
+from kvxfer.bench.gpu.check import EXIT_SAID, GpuOptions
 from kvxfer.bench.gpu.step import Step
-from kvxfer.bench.report.document import Words
 
 ROOT = Path(__file__).parents[4]
 
@@ -144,19 +142,6 @@ def test_a_copy_that_breaks_the_device_takes_no_other_group_along(
     assert wrong[1].startswith("figures, two: had not ended")
     assert wrong[2] == "three, copy: other bytes"
     assert json.loads((tmp_path / "out.json").read_text()) == check.result
-
-
-def test_what_no_time_is_left_for_is_named(tmp_path: Path) -> None:
-    check = a_check(tmp_path, 5.0)
-    gpu_check.tests(check)
-    gpu_check.figures(check)
-    told = [row["words"] for row in check.result["not_run"]]
-    assert "tests/gpu/test_copies.py: no time is left" in told
-    assert "figures, pages: no time is left" in told
-    assert len(told) == len(gpu_check._TESTS) + len(GROUPS)
-    *_, verdict = parts(check.result)
-    assert isinstance(verdict, Words)
-    assert verdict.text.endswith(f"; {len(told)} not run")
 
 
 def test_every_file_of_tests_that_need_a_gpu_is_run() -> None:

@@ -46,12 +46,6 @@ def test_options_that_do_not_fit_are_refused_in_words(kind: Any, fields: dict[st
     assert words in str(caught.value)
 
 
-def test_steps_end_with_the_most() -> None:
-    options = ScaleOptions(at_most=500)
-    assert options.counts("transfers") == [1, 10, 100, 500]
-    assert options.counts("prefills") == [1, 2, 4, 8, 16]
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_defaults_fit_in_4_gib(model: str) -> None:
     shape = HandoverOptions(model=model).shape()
