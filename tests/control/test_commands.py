@@ -24,6 +24,7 @@ from kvxfer.cli import app
 from kvxfer.cli.region_reference import RegionReference
 from kvxfer.control import Client, ControlError, schema
 from kvxfer.control.handed.hand_over import hand_over, shared_array
+from kvxfer.control.transfers.live_rates import LinkRate, LiveRates
 from kvxfer.errors import UsageError
 from tests.control.serving import Program, program
 from tests.waiting import until
@@ -470,3 +471,33 @@ def test_places(text: str, daemon: str, name: str, blocks: tuple[int, ...] | Non
 def test_what_is_no_place(text: str) -> None:
     with pytest.raises(UsageError):
         RegionReference.parse(text)
+
+
+def test_help_is_quick_for_it_loads_nothing_that_it_does_not_need() -> None:
+    code = (
+        "import sys; sys.argv = ['kvxfer', '--help']\ntry:\n import kvxfer.cli; kvxfer.cli.main()\nfinally:\n"
+    )
+    code += " print([name for name in ('httpx', 'pydantic', 'fastapi', 'rich.live') if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=BOUND_S, check=False
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_rates_count_a_transfer_once_whichever_end_tells() -> None:
+    one, other = "1" * 32, "2" * 32
+    rates = LiveRates(0.0)
+
+    def ended(number: int, agent: str, role: str) -> dict[str, Any]:
+        return {"id": f"{one[:16]}-{other[:16]}-{number}", "agent": agent, "role": role, "nbytes": 1000}
+
+    rates.add(ended(1, one, "source"), 10.0)
+    rates.add(ended(1, other, "destination"), 10.0)
+    rates.add(ended(2, other, "source"), 12.0)
+    rates.add(ended(3, other, "expectation"), 12.0)
+    assert rates.links(12.0) == [
+        LinkRate(one[:16], other[:16], 200.0, 0.2),
+        LinkRate(other[:16], one[:16], 200.0, 0.2),
+    ]
+    assert rates.links(16.0) == [LinkRate(other[:16], one[:16], 200.0, 0.2)]
+    assert rates.links(99.0) == []

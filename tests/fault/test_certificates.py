@@ -655,3 +655,8 @@ def test_without_openssl_it_says_what_to_install(
     assert told.stdout.startswith("unsupported"), told
     assert words in told.stdout
     assert "libssl3" in told.stdout
+
+
+def test_nothing_of_a_key_is_shown(authority: Authority) -> None:
+    tls = authority.issue(_DECODE)
+    assert "BEGIN" not in repr(tls)
