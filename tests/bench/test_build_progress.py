@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -33,21 +31,3 @@ def test_a_pipe_gets_a_line_for_each_tenth_and_the_log_gets_all(
     )
     assert done.stdout == said
     assert log.read_text() == printed
-
-
-def test_a_terminal_has_one_line(tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
-    try:
-        subprocess.run(
-            [sys.executable, PROGRAM, tmp_path / "log"],
-            input=BUILD.encode(),
-            stdout=theirs,
-            timeout=200,
-            check=True,
-        )
-        shown = os.read(ours, 1 << 16).decode()
-    finally:
-        os.close(ours)
-        os.close(theirs)
-    assert shown.count("\n") == 1
-    assert "\r  40 of 40 steps" in shown

@@ -21,6 +21,7 @@ PEER = "doctor --peer 127.0.0.1:7301"
         ("bench handover --trace FILE", "trace.jsonl:1: not a request: KeyError: 'output_length'"),
         ("bench pages --src-layout tp4+nhdx --dst-layout tp2", "unknown name 'nhdx' in the layout"),
         ("bench pages --dst-layout tp2", "--src-layout is missing"),
+        ("bench pages --copy-threads 1,two", "--copy-threads takes numbers separated by commas"),
         ("bench scale --series peers,elephants", "unknown --series 'elephants'; known are transfers"),
         ("bench handover --model GPT-2", "unknown model 'GPT-2'; known are Llama-3.1-8B"),
         ("bench compare --against ucx", "unknown --against 'ucx'; known are nixl, mooncake"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import threading
 from typing import Any
 
 import numpy as np
@@ -183,27 +182,6 @@ def test_what_travelled_leads_to_its_owner(form: str, how: str) -> None:
         again = meet(how, here, target)
         assert again is not peer
         assert again.incarnation == there.incarnation
-
-
-def test_one_session_for_many_who_connect_at_once() -> None:
-    """The callers spell the address differently; surplus sessions end at both sides."""
-    with Agent("there") as there, Agent("here") as here:
-        port = there.address.rpartition(":")[2]
-        hosts = ["127.0.0.1", "localhost", "LOCALHOST", "LocalHost"] * 2
-        found: list[Peer] = []
-
-        def connect(host: str) -> None:
-            target = Entry("there", f"tcp://{host}:{port}", there.incarnation)
-            found.append(here.connect_blocking(target, BOUND_S))
-
-        threads = [threading.Thread(target=connect, args=(host,)) for host in hosts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(BOUND_S)
-        assert len(found) == len(hosts)
-        kept = here.connect_blocking(there.entry)
-        assert kept is here.peers[0]
 
 
 @BOTH

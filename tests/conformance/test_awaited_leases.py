@@ -48,20 +48,6 @@ async def test_a_lease_is_awaited_and_returned(ends: Ends) -> None:
     await ends.reader.read(ends.local, ends.remote, [3], [3], lease=lease.token)
 
 
-def test_its_twin_blocks(ends: Ends) -> None:
-    lease = ends.region.grant(ends.to_reader, [1])
-    assert lease.wait(BOUND_S) is lease
-    assert lease.wait(0) is lease
-
-
-async def test_many_are_awaited_side_by_side(ends: Ends) -> None:
-    async def grant(block: int) -> LeaseState:
-        return (await ends.region.grant(ends.to_reader, [block % 16])).state
-
-    states = await asyncio.wait_for(asyncio.gather(*(grant(block) for block in range(200))), BOUND_S)
-    assert set(states) == {LeaseState.ACTIVE}
-
-
 async def test_a_bearers_lease_is_told_to_nobody_and_waits_for_nobody(ends: Ends) -> None:
     lease = ends.region.grant(None, [1])
     assert lease.wait(0) is lease

@@ -128,21 +128,6 @@ async def test_callers_that_leave_take_the_session_from_nobody(seed: int) -> Non
     assert num_sessions > 0
 
 
-async def test_both_ends_connect_at_once() -> None:
-    """Neither end's call takes away the session that the other end has found."""
-    for _ in range(20):
-        async with Agent("a") as a, Agent("b") as b:
-            of_a, of_b = a.register("kv", cache(1)), b.register("kv", cache(2))
-            at_a, at_b = await asyncio.gather(
-                a.connect(of_b.descriptor, BOUND_S), b.connect(of_a.descriptor, BOUND_S)
-            )
-            for agent, peer, region, other in ((a, at_a, of_a, of_b), (b, at_b, of_b, of_a)):
-                token = other.grant(None, blocks=[3], mode="read").token
-                # A descriptor that travelled finds its session by itself.
-                for remote in (peer.regions["kv"], RegionDescriptor.from_bytes(other.descriptor.to_bytes())):
-                    await agent.read(region, remote, [3], [5], lease=token)
-
-
 async def test_both_ends_use_one_session_if_they_connect_at_once(seed: int) -> None:
     """A lease for the session that one end finds permits what goes over the session that the other finds."""
     draw = random.Random(seed)

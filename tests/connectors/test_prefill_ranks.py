@@ -7,6 +7,8 @@ import socket
 from contextlib import ExitStack
 from dataclasses import replace
 
+import pytest
+
 from kvxfer import LeaseToken
 from kvxfer.connectors.common.handover import MAX_RANKS, Handover
 from kvxfer.connectors.common.step import FetchOrder, Grant, Step
@@ -22,36 +24,20 @@ def order(name: str, *ranks: Entry) -> Step:
     return Step(fetches=[FetchOrder(name, source, ((2,),), 0, 32)])
 
 
-def test_silent_hosts_do_not_keep_others_from_being_dialled() -> None:
-    with ExitStack() as stack:
-        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(40)]
-        ranks = [Entry("x", f"tcp://127.0.0.1:{each.getsockname()[1]}", bytes(16)) for each in silent]
-        prefill = stack.enter_context(workers("prefill"))
-        decode = stack.enter_context(workers("decode", connect_timeout_s=5.0))
-        prefill[0].half.step(Step(grants=[Grant("computed", (LEASE,), ((1,),))]))
-        decode[0].half.step(order("hostile", *ranks))
-        decode[0].half.step(order("honest", prefill[0].rank))
-        failed: dict[str, bool] = {}
-
-        def have_ended() -> bool:
-            prefill[0].half.collect(set())
-            result = decode[0].half.collect(set())
-            failed.update({request_id: request_id in result.failed for request_id in result.received})
-            return len(failed) == 2
-
-        until(have_ended, "both")
-        assert failed == {"hostile": True, "honest": False}
-
-
-def test_one_request_does_not_have_all_diallers() -> None:
-    """One request names many hosts that never answer; the host of another request is dialled at once."""
+@pytest.mark.parametrize(
+    "requests",
+    [[[f"127.0.1.{number}" for number in range(1, MAX_RANKS + 1)]], [["127.0.1.1"] * 16] * 8],
+    ids=["one request of many hosts", "many requests of one host"],
+)
+def test_hosts_that_never_answer_leave_diallers_to_others(requests: list[list[str]]) -> None:
+    """The host of another request is dialled at once."""
     with ExitStack() as stack:
         prefill = stack.enter_context(workers("prefill"))
         decode = stack.enter_context(workers("decode", connect_timeout_s=60.0))
-        hosts = [f"127.0.1.{number}" for number in range(1, MAX_RANKS + 1)]
-        decode[0].half.step(order("hostile", *silent(stack, *hosts)))
+        for number, hosts in enumerate(requests):
+            decode[0].half.step(order(f"hostile {number}", *silent(stack, *hosts)))
         hand_over(prefill, decode, "honest")
-        assert not decode[0].half.collect(set()).received  # the other still waits
+        assert not decode[0].half.collect(set()).received  # the others still wait
 
 
 def test_a_host_that_has_answered_is_dialled_beside_any_number_that_never_do() -> None:
@@ -65,16 +51,6 @@ def test_a_host_that_has_answered_is_dialled_beside_any_number_that_never_do() -
         # Another engine on that host, as after a restart.
         again = stack.enter_context(workers("prefill"))
         hand_over(again, decode, "second")
-
-
-def test_requests_for_one_host_leave_diallers_to_others() -> None:
-    with ExitStack() as stack:
-        prefill = stack.enter_context(workers("prefill"))
-        decode = stack.enter_context(workers("decode", connect_timeout_s=60.0))
-        for request in range(8):
-            ranks = silent(stack, *["127.0.1.1"] * 16)
-            decode[0].half.step(order(f"hostile {request}", *ranks))
-        hand_over(prefill, decode, "honest")
 
 
 def silent(stack: ExitStack, *hosts: str) -> list[Entry]:

@@ -425,14 +425,6 @@ def test_a_key_that_comes_again_is_no_push(monkeypatch: pytest.MonkeyPatch) -> N
         until(lambda: is_over() or sent == {"first", "second"}, "both given back")
 
 
-def test_nobody_comes() -> None:
-    pushed, whole = Pushed.draw("alone", TOKENS), some_tokens(TOKENS)
-    with workers("prefill", lease_ttl_s=0.2) as prefill:
-        forward(prefill, pushed, 0, TOKENS, whole)
-        assert collected(prefill, {"alone"})[0].sent == {"alone"}
-        assert counted(prefill) == (0, 1)
-
-
 def test_a_prefill_that_is_gone_ends_the_wait() -> None:
     pushed = Pushed.draw("gone", TOKENS)
     with workers("decode", push_timeout_s=600.0) as decode:

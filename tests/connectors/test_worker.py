@@ -82,14 +82,6 @@ def counted(worker: Worker) -> dict[str, Any]:
     return {} if statistics is None else statistics.data
 
 
-def test_what_prefill_granted_is_read_and_given_back(prefill: Worker, decode: Worker) -> None:
-    handover = granted(prefill)
-    decode.half.step(order(handover))
-    assert not decode.until("received", "a").failed
-    assert np.array_equal(decode.pages(DST), prefill.pages(SRC))
-    prefill.until("sent", handover.request_id, {handover.request_id})
-
-
 def test_a_handover_is_worth_nothing_to_another_engine(prefill: Worker, decode: Worker) -> None:
     handover = granted(prefill, "decode")
     with worker_of("decode-2") as other:
@@ -377,14 +369,6 @@ def test_what_was_told_before_a_sleep_is_not_read_after_it(prefill: Worker, deco
     assert decode.until("received", "a").failed == {"a": set(DST)}
     assert np.array_equal(decode.pages(DST), before)
     prefill.until("sent", handover.request_id, {handover.request_id})
-
-
-def test_a_sleeping_prefill_fails_who_reads(prefill: Worker, decode: Worker) -> None:
-    handover = granted(prefill)
-    prefill.half.sleep()
-    prefill.half.step(Step())
-    decode.half.step(order(handover))
-    assert decode.until("received", "a").failed == {"a": set(DST)}
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import os
 import stat
 import subprocess
@@ -73,7 +75,10 @@ LIES: dict[str, Any] = {
     "a length of 4 GiB": b"\xff\xff\xff\xff\0",
     "a kind that there is not": b"\1\0\0\0\7x",
     "no JSON": frame(FrameKind.JSON, b"\xff\xfe"),
-    "nested without end": frame(FrameKind.JSON, b"[" * 200_000),
+    "a frame without a message": frame(FrameKind.JSON, b"{}"),
+    "a number that is none": frame(
+        FrameKind.JSON, json.dumps({"t": "state", "regions": [region(layout={"a": math.nan})]}).encode()
+    ),
     "a second hello": HELLO,
     "an unknown message": {"t": "order"},
     "half a record": frame(FrameKind.RECORDS, bytes(RECORD_NBYTES + 1)),
@@ -81,7 +86,8 @@ LIES: dict[str, Any] = {
     "regions that are none": {"t": "state", "regions": [[]]},
     "a region without a name": {"t": "state", "regions": [{"id": 1}]},
     "a number that is a text": {"t": "state", "regions": [region(nbytes="64")]},
-    "a number that is a flag": {"t": "state", "num_peers": True},
+    "a counter that is a fraction": {"t": "state", "stats": {"transfers_open": 0.5}},
+    "a counter of 81 bits": {"t": "state", "stats": {"records_dropped": 1 << 80}},
     "a number of 1,000 digits": {"t": "state", "num_peers": 10**1000},
     "half a character": frame(FrameKind.JSON, b'{"t":"state","regions":[' + b'{"name":"\\ud800"}]}'),
     "two thousand regions": {"t": "state", "regions": [region()] * 2000},
@@ -109,13 +115,9 @@ def test_one_that_lies_is_left_alone(lie: str, daemon: Daemon) -> None:
         {"v": 2},
         {"name": ""},
         {"name": "x" * 129},
-        {"name": 3},
         {"incarnation": "0"},
-        {"incarnation": "g" * 32},
         {"may": "show"},
-        {"options": []},
         {"options": {"x": "x" * 20_000}},
-        {"address": "x" * 1000},
         {"t": "state"},
     ],
 )
@@ -124,13 +126,6 @@ def test_a_hello_that_is_none_is_not_welcome(hello: dict[str, Any], daemon: Daem
         agent.say({**HELLO, **hello})
         assert agent.is_left()
     assert not daemon.changes
-
-
-def test_one_that_says_nothing_is_left(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tested, "_HELLO_TIMEOUT_S", 0.05)
-    with RawAgent(daemon.folder) as agent:
-        agent.say(json_frame(HELLO)[:7])
-        assert agent.is_left()
 
 
 def test_one_that_calls_anew_replaces_its_old_connection(daemon: Daemon) -> None:
@@ -271,16 +266,6 @@ def test_an_answer_that_is_none_ends_the_connection(reply: dict[str, Any], daemo
         assert agent.is_left()
         with pytest.raises(AgentGone):
             waiting.result(BOUND_S)
-
-
-@pytest.mark.parametrize("name", ["transfers_open", "records_dropped"])
-@pytest.mark.parametrize("value", ["many", 0.5, None, 1 << 80])
-def test_a_counter_that_is_none_ends_the_connection(name: str, value: object, daemon: Daemon) -> None:
-    """And nothing that counts with it, such as a drain."""
-    with RawAgent(daemon.folder) as agent:
-        agent.greet()
-        agent.say({"t": "state", "stats": {name: value}})
-        assert agent.is_left()
 
 
 def test_open_transfers_that_are_none_end_the_connection(daemon: Daemon) -> None:

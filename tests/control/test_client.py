@@ -259,13 +259,6 @@ def test_an_event_without_an_end_is_bounded() -> None:
         list(chain.from_iterable(map(cursor.feed, chunks)))
 
 
-@pytest.mark.parametrize(
-    ("status", "again"), [(0, True), (429, True), (503, True), (401, False), (403, False)]
-)
-def test_a_watcher_asks_again_unless_it_is_refused(status: int, again: bool) -> None:
-    assert (EventCursor((), 0).failed(status) >= 0) is again
-
-
 async def test_events_come_as_they_happen(served: Served) -> None:
     async with AsyncClient(served.socket) as client:
         events = client.events(topic=["drain"], after=served.daemon.events.last)

@@ -160,27 +160,6 @@ def test_a_daemon_that_stops_is_given_up_and_comes_back(tmp_path: Path) -> None:
         assert directory.list() == (entry("a"), entry("b"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "words"),
-    [
-        ({"address": "nowhere"}, 422, "address"),
-        ({"address": "tcp://0.0.0.0:1"}, 409, "all addresses of a host"),
-        ({"address": "tcp://a:65536"}, 409, "tcp://host:port"),
-        ({"metadata": {"a": "x" * 4096}}, 409, "4096"),
-    ],
-)
-def test_what_is_no_entry_is_refused_in_words(
-    daemon: Program, changes: dict[str, object], status: int, words: str
-) -> None:
-    body = {"name": "a", "incarnation": "0" * 32, **changes}
-    with daemon.client() as client:
-        answer = client.put("/v1/directory", json=body)
-        assert answer.status_code == status
-        assert words in answer.json()["detail"]
-        lost = client.put("/v1/directory/keep", json={"entries": [{"name": "?", "incarnation": "0" * 32}]})
-        assert lost.json() == {"lost": ["?"]}
-
-
 def test_a_daemon_may_be_its_own_directory(tmp_path: Path) -> None:
     itself = ("--directory", f"unix:{tmp_path}/run/api.sock", "--pool-gib", "0.01")
     for _ in range(2):  # what the first leaves behind does not disturb the second

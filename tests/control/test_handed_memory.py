@@ -405,7 +405,6 @@ def pipe(_: Path) -> int:
 
 BAD: dict[str, tuple[dict[str, Any], Callable[[Path], int], str]] = {
     "memory that may shrink": ({}, lambda _: memfd(seals=0), "may shrink"),
-    "memory that only may not grow": ({}, lambda _: memfd(seals=fcntl.F_SEAL_GROW), "may shrink"),
     "memory that cannot be sealed": ({}, lambda _: memfd(seals=0, flags=0), "may shrink"),
     "memory that cannot be written": (
         {},
@@ -425,23 +424,17 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[Path], int], str]] = {
     ),
     "more than there is": ({"nbytes": 8192}, lambda _: memfd(), "exceed a memfd"),
     "behind the end": ({"offset": 4096}, lambda _: memfd(), "exceed a memfd"),
-    "far behind the end": ({"offset": (1 << 56) - 1, "nbytes": 4096}, lambda _: memfd(), "exceed a memfd"),
     "before the begin": ({"offset": -4096}, lambda _: memfd(), "offset must be a whole number"),
-    "no bytes": ({"nbytes": 0}, lambda _: memfd(), "exceed a memfd"),
     "a fraction": ({"nbytes": 4096.0}, lambda _: memfd(), "nbytes must be a whole number"),
-    "a bool": ({"offset": True}, lambda _: memfd(), "offset must be a whole number"),
-    "huge numbers": ({"nbytes": 1 << 70}, lambda _: memfd(), "nbytes must be a whole number"),
     "negative offsets in the layout": (
         {"layout": document(offset=-256)},
         lambda _: memfd(),
         "offset is -256",
     ),
     "no layout": ({"layout": None}, lambda _: memfd(), "layout must be a JSON object"),
-    "a layout of nothing": ({"layout": {}}, lambda _: memfd(), "layout"),
     "no name": ({"name": ""}, lambda _: memfd(), "name must be a text"),
     "a long name": ({"name": "x" * 65}, lambda _: memfd(), "name must be a text"),
     "a name of two lines": ({"name": "a\nb"}, lambda _: memfd(), "cannot be printed"),
-    "a name that is a number": ({"name": 7}, lambda _: memfd(), "name must be a text"),
     "a handle of a GPU": (
         {"cuda_handle": {"kind": "descriptor", "allocated_nbytes": 4096}},
         lambda _: memfd(),
@@ -458,25 +451,21 @@ GPU_LINES: dict[str, tuple[dict[str, Any], dict[str, Any] | str]] = {
     ),
     "no object": ("00", "cuda_handle must be an object"),  # type: ignore[dict-item]
     "more than there is to say": ({"kind": "descriptor", "gpu": 0}, "cuda_handle must be an object"),
-    "of no kind": ({"allocated_nbytes": 4096}, "kind must be"),
     "of another kind": ({"kind": "win32", "allocated_nbytes": 4096}, "kind must be"),
     "a descriptor with a handle": (
         {"kind": "descriptor", "allocated_nbytes": 4096, "handle": HEX},
         "kind must be",
     ),
-    "half a handle": ({"kind": "fabric", "allocated_nbytes": 4096, "handle": HEX[:64]}, "128 digits"),
     "a handle of other letters": (
         {"kind": "fabric", "allocated_nbytes": 4096, "handle": "G" * 128},
         "128 digits",
     ),
     "of cudaMalloc": ({"kind": "ipc", "allocated_nbytes": 4096, "handle": HEX}, "cuMemCreate"),
-    "of no size": ({"kind": "descriptor"}, "size of the whole allocation"),
     "of nothing": ({"kind": "descriptor", "allocated_nbytes": 0}, "size of the whole allocation"),
     "of more than any GPU has": (
         {"kind": "descriptor", "allocated_nbytes": (1 << 48) + 1},
         "size of the whole allocation",
     ),
-    "of a fraction": ({"kind": "descriptor", "allocated_nbytes": 4096.0}, "whole number"),
     "less than the layout spans": ({"kind": "descriptor", "allocated_nbytes": 4095}, "spans 4096"),
 }
 
@@ -539,24 +528,6 @@ def test_handles_of_a_gpus_memory_are_read_or_refused_in_words(name: str) -> Non
     assert found.gpu.allocated_nbytes == told["allocated_nbytes"] == found.nbytes
 
 
-@pytest.mark.parametrize(
-    ("offset", "nbytes"), [(1, 8192), (8192, 1), (8192, None), (1 << 50, None), (0, 0), (4097, 4096)]
-)
-def test_a_part_that_is_not_in_its_allocation_is_refused(offset: int, nbytes: int | None) -> None:
-    handle = {"kind": "descriptor", "allocated_nbytes": 8192}
-    line = {"name": "cache", "layout": document(), "offset": offset, "cuda_handle": handle}
-    with pytest.raises(UsageError, match="exceed an allocation of 8192"):
-        HandedLine.read(json.dumps(line if nbytes is None else {**line, "nbytes": nbytes}).encode())
-
-
-async def test_a_fabric_handle_is_refused_where_there_is_no_gpu(memory: Callable[..., Any]) -> None:
-    taken = await memory()
-    handle = {"kind": "fabric", "allocated_nbytes": 4096, "handle": HEX}
-    line = {"name": "cache", "layout": document(), "cuda_handle": handle}
-    told = await asked(taken, json.dumps(line).encode() + b"\n", [])
-    assert (told["error"]["code"], "--gpu" in words(told)) == ("unsupported", True)
-
-
 DESCRIPTOR = {"kind": "descriptor", "allocated_nbytes": 4096}
 FABRIC = {"kind": "fabric", "allocated_nbytes": 4096, "handle": HEX}
 
@@ -597,9 +568,7 @@ async def test_a_handle_that_cannot_be_mapped_is_refused_and_leaves_nothing(
     ("payload", "num_fds", "said"),
     [
         (b"{}\n", 0, "name must be a text"),
-        (b"\n", 1, "what is handed over"),
         (b"[]\n", 1, "what is handed over"),
-        (b"\xff\xfe\n", 1, "what is handed over"),
         (b'{"name": "a", "name": "b"}\n', 1, "what is handed over"),
         (b"[" * 100000 + b"\n", 1, "what is handed over"),
         (b"{}\n{}\n", 1, "more data came after"),

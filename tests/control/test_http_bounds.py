@@ -14,7 +14,7 @@ import pytest
 from kvxfer.control.app import guard
 from kvxfer.control.http import http_protocol
 from tests.control.records import attached, record
-from tests.control.serving import BOUND_S, DIGEST, MOVE, SALT, Served, serving
+from tests.control.serving import BOUND_S, MOVE, Served, serving
 
 
 @asynccontextmanager
@@ -247,13 +247,6 @@ async def test_health_needs_no_token_and_tells_nothing(served: Served) -> None:
         assert (await client.get("/nothing")).json()["code"] == "not-found"
 
 
-async def test_methods_that_are_not_there_say_which_are(served: Served) -> None:
-    async with served.unix() as client:
-        answer = await client.patch("/v1/node")
-        assert (answer.status_code, answer.json()["code"]) == (405, "method-not-allowed")
-        assert answer.headers["allow"] == "GET"
-
-
 FORBIDDEN = (
     *("tcp://8.8.8.8:1", "tcp://169.254.169.254:80", "tcp://[fe80::1]:80", "tcp://[::ffff:8.8.8.8]:1"),
     *("tcp://[2001:db8::1]:1", "tcp://0.0.0.0:1", "tcp://134744072:1", "tcp://0x08080808:1"),
@@ -333,10 +326,3 @@ async def test_many_records_are_listed_by_cursor(served: Served) -> None:
         assert [item["id"] for item in one] == [f"{'a' * 16}-{'b' * 16}-7777"]
         nothing = (await client.get("/v1/transfers", params={"agent": "nobody"})).json()
         assert nothing["items"] == []
-
-
-async def test_pages_want_a_pool(served: Served) -> None:
-    async with served.unix() as client:
-        answer = await client.post("/v1/pages/pin", json={**SALT, "layout": DIGEST})
-        assert (answer.status_code, answer.json()["code"]) == (404, "not-found")
-        assert (await client.get("/v1/pools")).json()["items"] == []

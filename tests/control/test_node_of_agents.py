@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 
-from kvxfer import Agent, AgentOptions, LeaseToken, Region
+from kvxfer import Agent, AgentOptions, Region
 from kvxfer.control import AsyncClient, layout_digest, schema
 from tests.control.serving import BOUND_S, Served, serving
 
@@ -178,22 +178,6 @@ async def test_of_a_long_answer_a_repetition_gets_the_status_and_the_digest(
     assert len((await node.until("/v1/leases", lambda found: found["items"]))["items"]) == 1
 
 
-async def test_what_agents_move_by_themselves_is_joined(node: Node) -> None:
-    peer = await node.here.connect(node.there.address)
-    node.regions["there"].grant(None, [1], ttl_s=30).token  # noqa: B018
-    token = node.regions["there"].grant(None, [1, 2], ttl_s=30).token
-    await node.here.read(node.regions["here"], peer.regions["kv"], [1], [2], lease=token, context="mine")
-    found = await node.until(
-        "/v1/transfers",
-        lambda found: found["items"] and found["items"][0]["source"] and found["items"][0]["destination"],
-        context="mine",
-    )
-    (item,) = found["items"]
-    assert item["created_by"] is None
-    assert item["destination"]["began_it"]
-    assert not item["source"]["began_it"]
-
-
 async def test_a_transfer_that_waits_is_shown_open_and_cancelled(node: Node) -> None:
     """A write with a tag that is not expected yet."""
     await node.here.connect(node.there.address)
@@ -311,24 +295,6 @@ async def test_a_transfer_of_an_agents_own_is_cancelled_by_its_id(node: Node) ->
     assert (await node.client.delete(f"/v1/transfers/{item['id']}")).json()["found"]
     with pytest.raises(Exception, match="cancel"):
         await transfer
-
-
-async def test_leases_are_listed_extended_and_revoked_and_no_number_is_told(node: Node) -> None:
-    lease = await node.lease(blocks=[1], ttl_s=600.0)
-    number = LeaseToken.parse(lease["token"])._number
-    found = await node.until("/v1/leases", lambda found: found["items"])
-    (item,) = found["items"]
-    assert (item["id"], item["agent_name"], item["num_blocks"]) == (lease["id"], "there", 1)
-    assert str(number) not in str(found)
-    assert f"{number:x}" not in str(found)
-    text = (await node.client.get("/metrics")).text
-    assert 'kvxfer_exports_outstanding_bytes{agent="there"} 1024.0' in text
-    extended = await node.client.post(f"/v1/leases/{lease['id']}/extend", json={"ttl_s": 900.0})
-    assert extended.status_code == 200, extended.text
-    assert (await node.client.delete(f"/v1/leases/{lease['id']}")).json()["state"] == "revoked"
-    assert (await node.client.delete(f"/v1/leases/{lease['id']}")).status_code == 404
-    await node.until("/v1/leases", lambda found: not found["items"])
-    assert (await node.client.delete("/v1/leases/nothing")).status_code == 404
 
 
 async def test_what_an_owner_does_not_let_the_daemon_do_is_refused_in_words(tmp_path: Path) -> None:

@@ -29,19 +29,6 @@ def park(index: PageIndex, wanted: list[PageKey], now: float) -> str:
     return names(reserved.evicted)
 
 
-def test_a_page_is_found_when_it_is_filled_and_not_before() -> None:
-    index = PageIndex(1, 40)
-    reserved = index.reserve(keys("x"), PAGE, 0)
-    assert index.find(keys("x")[0]) is None
-    assert index.hold(keys("x"), 1) == ([], keys("x"))
-    assert index.pages() == []
-    assert not index.drop(keys("x"))
-    assert index.reserve(keys("xy"), PAGE, 1).parking == keys("x")
-    index.commit(reserved.pages, 2)
-    assert index.find(keys("x")[0]) is reserved.pages[0]
-    assert index.reserve(keys("x"), PAGE, 3).present == keys("x")
-
-
 def test_the_least_recently_used_gives_way_first() -> None:
     index = PageIndex(1, 40)
     park(index, keys("abcd"), 0)
@@ -63,14 +50,6 @@ def test_neither_what_is_pinned_nor_what_is_held_gives_way() -> None:
     index.release(held, 4)
     index.pin(keys("a"), False)
     assert park(index, keys("fghi"), 5) == "deba"
-
-
-def test_what_is_there_does_not_give_way_to_what_comes_with_it() -> None:
-    index = PageIndex(1, 40)
-    park(index, keys("abcd"), 0)
-    assert park(index, keys("ae"), 1) == "b"
-    with pytest.raises(ExhaustedError):
-        index.reserve(keys("aefgh"), PAGE, 2)
 
 
 def test_a_slab_of_another_layout_gives_way_when_its_newest_page_is_older() -> None:
@@ -183,21 +162,6 @@ def test_what_cannot_be_parked_is_refused(wanted: list[PageKey], page_nbytes: in
     with pytest.raises(UsageError):
         index.reserve(wanted, page_nbytes, 0)
     assert index.stats().used_nbytes == 0
-
-
-@pytest.mark.parametrize(("page_nbytes", "num_blocks"), [(10, 16), (13, 9), (27, 2), (30, 3), (40, 4)])
-def test_pages_lie_on_one_grid_and_reach_over_no_slabs_end(page_nbytes: int, num_blocks: int) -> None:
-    index = PageIndex(4, 40)
-    wanted = keys("abcdefghijklmnop")
-    with pytest.raises(ExhaustedError, match=f"room for {num_blocks}:"):
-        index.reserve([*wanted, *keys("q")], page_nbytes, 0)
-    pages = index.reserve(wanted[:num_blocks], page_nbytes, 0).pages
-    for page in pages:
-        begin = page.block * page_nbytes
-        assert page.slab * 40 <= begin < begin + page_nbytes <= (page.slab + 1) * 40
-    # A slab without room for a page of one layout is left to another layout.
-    index.abort(pages)
-    assert len(index.reserve(keys("abcdefghijklmnop", layout="K"), PAGE, 1).pages) == 16
 
 
 SIZES = {"L": PAGE, "K": 7, "M": 13}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvxfer import TransferError, UsageError
+from kvxfer import TransferError
 from kvxfer.control.host_pool.page_leases import LeasedPages
 from kvxfer.errors import ExhaustedError
 from tests.control.engines import (
@@ -47,24 +47,6 @@ async def test_pages_give_way_by_age_and_those_that_are_leased_do_not(
     await node.pool.revoke(leased.number)
     await parked(node, source, 4, first=8)
     assert len(node.pool.pages()) == 5
-
-
-async def test_slabs_go_from_one_layout_to_another(engine: MakeEngine, daemon: MakeDaemon, seed: int) -> None:
-    node = daemon(nbytes=2 * SLAB, **SMALL_SLABS)
-    one, two = engine("one"), engine("two", shape=(5, 2, 24, 8, 4, 32))
-    one.fill(seed)
-    two.fill(seed + 1)
-    for round_ in range(4):
-        source, count = (one, 10) if round_ % 2 else (two, 6)
-        done = await parked(node, source, count)
-        for part in node.pool.lease(done.new).parts:
-            at = [int(key.key[1:]) for key in part.keys]
-            assert await source.fetch(part, range(12, 12 + len(at))) == source.sums(at)
-        for number in list(node.pool.leases):
-            await node.pool.revoke(number)
-    assert len(node.own.agent.regions) == 1, "the other layout has no slab"
-    await node.pool.drop([page.key for page in node.pool.pages()])
-    assert node.pool.stats().pages.used_nbytes == 0
 
 
 async def test_parks_leases_and_drops_at_once_never_show_other_bytes(
@@ -162,17 +144,6 @@ async def test_a_lease_ends_by_its_time_and_is_extended(
         node.pool.extend(leased.number, 1.0)
     with pytest.raises(TransferError):
         await reader.fetch(leased.parts[0])
-
-
-@pytest.mark.parametrize("ttl_s", [0.0, -1.0, float("nan"), float("inf"), 1e6])
-async def test_a_lease_of_no_time_is_refused_and_holds_nothing(
-    source: Engine, node: Daemon, ttl_s: float
-) -> None:
-    done = await parked(node, source, 2)
-    with pytest.raises(UsageError):
-        node.pool.lease(done.new, None, ttl_s)
-    assert node.pool.stats().pages.num_held == 0
-    assert not node.pool.leases
 
 
 async def test_a_reader_that_is_killed_gives_its_pages_back_with_its_leases_time(

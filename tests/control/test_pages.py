@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvxfer import Agent, KVLayout, LeaseToken, RegionDescriptor, TransferError, UsageError
+from kvxfer import Agent, KVLayout, LeaseToken, RegionDescriptor, TransferError
 from kvxfer.control.host_pool.page_layout import page_nbytes
 from kvxfer.control.host_pool.page_pool import Parked
 from kvxfer.control.own.own_agent import RemoteRegion
@@ -129,27 +129,6 @@ async def test_a_second_node_fetches_from_the_first_and_keeps_what_it_fetched(
     assert await reader.fetch(part) == source.sums(range(8))
 
 
-async def test_pages_are_pushed_into_an_agents_region(
-    engine: MakeEngine, daemon: MakeDaemon, seed: int
-) -> None:
-    node = daemon(**SMALL_SLABS)
-    source, target = engine("prefill"), engine("decode", "l2bhtd")
-    source.fill(seed)
-    done = await parked(node, source, 12)
-    expected = target.agent.expect(b"request", range(12))
-    nbytes = await node.pool.push(done.new[::-1], target.place, range(12), notify=b"request")
-    assert nbytes == 12 * source.layout.block_nbytes
-    await expected
-    assert target.sums(range(12)) == source.sums(range(12))[::-1]
-    assert node.pool.stats().pages.num_held == 0
-    with pytest.raises(UsageError, match="1 of 2 pages are not parked"):
-        await node.pool.push([done.new[0], *source.keys(["none"])], target.place, [0, 1], notify=b"x")
-    with pytest.raises(TransferError) as refused:
-        await node.pool.push(done.new[:1], target.place, [0], notify=b"other", timeout_s=0.2)
-    assert refused.value.code in ("deadline", "not-permitted")  # by the end that looks first
-    assert node.pool.stats().pages.num_held == 0
-
-
 async def test_an_attached_agent_is_asked_for_the_lease(
     source: Engine, daemon: MakeDaemon, seed: int
 ) -> None:
@@ -163,25 +142,6 @@ async def test_an_attached_agent_is_asked_for_the_lease(
     again = await node.pool.park(SALT, RemoteRegion(asked.incarnation, "kv"), range(5), names(5))
     assert again.present == done.new
     assert len(again.new) == 1
-
-
-@pytest.mark.parametrize("part", ["tenant", "model", "revision"])
-async def test_the_same_key_with_another_salt_is_another_page(
-    source: Engine, node: Daemon, engine: MakeEngine, part: str, seed: int
-) -> None:
-    theirs = SALT._replace(**{part: "other"})
-    sums = []
-    for number, salt in enumerate((SALT, theirs)):
-        source.fill(seed + number)
-        sums.append(source.sums([0]))
-        await parked(node, source, 1, salt=salt)
-    reader = engine("decode")
-    for salt, wanted in zip((SALT, theirs), sums, strict=True):
-        (leased,) = node.pool.lease(source.keys(names(1), salt)).parts
-        assert await reader.fetch(leased) == wanted
-    await node.pool.drop(source.keys(names(1), theirs))
-    assert [page.key for page in node.pool.pages()] == source.keys(names(1))
-    assert list(node.pool.index.tenants_nbytes()) == ["tenant"]
 
 
 async def test_a_lease_lets_its_holder_read_its_blocks_and_nobody_else(

@@ -16,22 +16,6 @@ from kvxfer.control.state.rates import OpenCounts, Rates
 from kvxfer.control.transfers.tenant_gate import TenantGate
 
 
-def test_requests_have_a_burst_and_then_a_rate(seed: int) -> None:
-    draw = random.Random(seed)
-    rates = Rates(rate=10.0, burst=5.0)
-    now_s, taken = 0.0, 0
-    for _ in range(10_000):
-        now_s += draw.random() / 50
-        wait_s = rates.take("a", now_s)
-        taken += not wait_s
-        assert wait_s <= 0.1 + 1e-9
-    assert 10 * now_s - 1 <= taken <= 10 * now_s + 6
-    assert rates.take("b", now_s) == 0, "others have their own"
-    while not (wait_s := rates.take("a", now_s)):
-        pass
-    assert rates.take("a", now_s + wait_s + 1e-9) == 0, "who comes back in time is let in"
-
-
 def test_bytes_have_a_burst_and_then_a_rate(seed: int) -> None:
     draw = random.Random(seed)
     rates = ByteRates()

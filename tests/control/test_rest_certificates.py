@@ -296,11 +296,6 @@ def test_renewed_certificates_are_shown_without_a_restart(
         assert "is not the key of --tls-certificate" in complaints[0]
 
 
-async def test_a_daemon_without_certificates_tells_no_end(served: Served) -> None:
-    async with served.unix() as client:
-        assert GAUGE.findall((await client.get("/metrics")).text) == []
-
-
 def test_the_end_of_a_certificate_is_read_from_its_file(tmp_path: Path) -> None:
     """From 2050 on a certificate writes its times in another form; of a chain the first end counts."""
     authority = AgentAuthority(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 from kvxfer.control.state.transfer_counts import STAGES, TransferCounts
 from kvxfer.control.state.transfer_table import (
@@ -12,7 +11,6 @@ from kvxfer.control.state.transfer_table import (
     Entry,
     Filter,
     Made,
-    Row,
     TransferTable,
     pack,
     transfer_id,
@@ -27,10 +25,6 @@ def add(table: TransferTable, id_: str, told: End, now_s: float) -> Entry:
     entry = table.at(table.add_end(id_, told, pack(told), now_s))
     assert entry is not None
     return entry
-
-
-def sorted_rows(table: TransferTable) -> list[Row]:
-    return sorted(table._ring, key=lambda row: row[1])
 
 
 def end(agent: str, **more: object) -> End:
@@ -79,28 +73,6 @@ def test_the_oldest_give_way_and_leave_no_trace() -> None:
     for number in range(100):
         add(table, f"more{number}", end(A, context=""), 2000.0)
     assert not table._by_context
-
-
-def test_pages_of_a_list_are_whole_and_disjoint(seed: int) -> None:
-    draw = random.Random(seed)
-    table = TransferTable(1000)
-    for number in range(1500):
-        add(table, f"id{number}", end(draw.choice((A, B)), outcome=draw.choice(("done", "failed"))), number)
-    for wanted in (
-        Filter(),
-        Filter(state="failed"),
-        Filter(agent=A),
-        Filter(agent="name of b", since_s=1200.0),
-    ):
-        expected = [row[1] for row in wanted.of(sorted_rows(table)[::-1], {})]
-        found, cursor = [], None
-        while True:
-            some, cursor = table.listed(wanted, cursor, draw.randrange(1, 90))
-            found += [entry.seq for entry in some]
-            if cursor is None:
-                break
-        assert found == expected
-        assert found
 
 
 def test_a_call_looks_at_a_bounded_number() -> None:

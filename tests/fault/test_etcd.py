@@ -23,6 +23,7 @@ from kvxfer.directory import Entry
 from kvxfer.directory.etcd import EtcdDirectory
 from kvxfer.errors import PeerError
 from kvxfer.testing.directories import BOUND_S, entry
+from tests.control.authority import Authority
 from tests.etcd_server import Cluster, Member, free_ports
 from tests.fault.cable import Cable, why_not
 from tests.fork_server import Forked
@@ -288,32 +289,7 @@ def test_a_partition_is_survived() -> None:
             etcd.end()
 
 
-_NEW_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
-
-
 # ---- TLS ------------------------------------------------------------------------------------------
-
-
-class Authority:
-    """A CA of the test, and the certificates that it signs."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir()
-        self._openssl(f"req -x509 {_NEW_KEY} -subj /CN={folder.name} -days 2 -keyout ca.key -out ca.pem")
-        self.ca = folder / "ca.pem"
-
-    def sign(self, name: str) -> tuple[Path, Path]:
-        """Returns a certificate for loopback, and its key."""
-        (self._folder / "san").write_text("subjectAltName=IP:127.0.0.1\n")
-        self._openssl(f"req {_NEW_KEY} -subj /CN={name} -keyout {name}.key -out {name}.csr")
-        signing = "-CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile san"
-        self._openssl(f"x509 -req -in {name}.csr {signing} -out {name}.pem")
-        return self._folder / f"{name}.pem", self._folder / f"{name}.key"
-
-    def _openssl(self, arguments: str) -> None:
-        command = ["openssl", *arguments.split()]
-        subprocess.run(command, cwd=self._folder, check=True, capture_output=True, timeout=200)
 
 
 def test_tls_with_certificates_of_both(tmp_path: Path) -> None:
@@ -321,21 +297,21 @@ def test_tls_with_certificates_of_both(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl")
     ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
-    certificate, key = ours.sign("server")
-    tls = (f"--cert-file={certificate}", f"--key-file={key}", f"--trusted-ca-file={ours.ca}",
+    certificate, key = ours.of_node()
+    tls = (f"--cert-file={certificate}", f"--key-file={key}", f"--trusted-ca-file={ours.file}",
            "--client-cert-auth")  # fmt: skip
     with Cluster(tls=tls) as cluster:
-        client, client_key = ours.sign("client")
-        foreign, foreign_key = others.sign("client")
-        options = f"ca={ours.ca}&certificate={client}&key={client_key}"
+        client, client_key = ours.sign("client", "/CN=client", "IP:127.0.0.1")
+        foreign, foreign_key = others.sign("client", "/CN=client", "IP:127.0.0.1")
+        options = f"ca={ours.file}&certificate={client}&key={client_key}"
         with EtcdDirectory(f"{cluster.url()}?{options}") as directory:
             directory.publish(entry("a"))
             assert names(directory) == ["a"]
         refused = {
             "": "etcd does not answer",
-            f"?ca={ours.ca}": "etcd does not answer",
-            f"?ca={others.ca}&certificate={client}&key={client_key}": "certificate verify failed",
-            f"?ca={ours.ca}&certificate={foreign}&key={foreign_key}": "etcd does not answer",
+            f"?ca={ours.file}": "etcd does not answer",
+            f"?ca={others.file}&certificate={client}&key={client_key}": "certificate verify failed",
+            f"?ca={ours.file}&certificate={foreign}&key={foreign_key}": "etcd does not answer",
             f"?ca={tmp_path}/none&certificate={client}&key={client_key}": "certificates for etcd",
         }
         for wrong, words in refused.items():
@@ -348,7 +324,7 @@ def test_tls_with_certificates_of_both(tmp_path: Path) -> None:
         mended = tmp_path / "mended.pem"
         shutil.copy(foreign, mended)
         with EtcdDirectory(
-            f"{cluster.url()}?ca={ours.ca}&certificate={mended}&key={tmp_path}/mended.key"
+            f"{cluster.url()}?ca={ours.file}&certificate={mended}&key={tmp_path}/mended.key"
         ) as late:
             shutil.copy(foreign_key, tmp_path / "mended.key")
             until(lambda: "etcd does not answer" in late.away, "it has been tried")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvxfer.errors import PeerError, TransferError
-from tests.fault.node import HASTY_S, LARGE, SMALL, Local, Node, Remote, Worker, join, lost
+from tests.fault.node import LARGE, SMALL, Local, Node, Remote, Worker, join, lost
 
 LAYERS, KV, BLOCKS, TOKENS, HEADS, DIM = LARGE
 TURNED = (LAYERS, KV, BLOCKS, HEADS, TOKENS, DIM)
@@ -47,20 +47,6 @@ def test_source_is_killed_in_the_middle_of_short_runs(
     assert dst.end() is None
     assert np.array_equal(dst.array, turned(dst, 7))
     dst.wait_idle()
-
-
-def test_destination_stops_in_the_middle_of_short_runs(transport: str, local: Local, remote: Remote) -> None:
-    src = local("survivor", transport, LARGE, silent_timeout_s=HASTY_S)
-    dst = remote("victim", transport, TURNED, "l2bhtd")
-    src.fill(3)
-    join(src, dst)
-    dst.grant("write")
-    src.write_all_but_the_last_layer()
-    dst.until_bytes_land()
-    dst.stop()
-    lost(src.end())
-    src.wait_idle()
-    dst.resume()
 
 
 def test_nothing_lands_after_a_revoke_in_the_middle_of_short_runs(

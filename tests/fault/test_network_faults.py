@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvxfer.errors import PeerError, UsageError
+from kvxfer.errors import PeerError
 from tests.fault.node import BOUND_S, HASTY_S, LARGE, LOST, SECRET, Local, Node, Remote, footprint, lost
 from tests.fault.proxy import Proxy
 from tests.waiting import until
@@ -197,27 +197,6 @@ def lines_of(caplog: pytest.LogCaptureFixture, node: Node) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name.startswith("kvxfer")]
 
 
-def test_wrong_secret(local: Local, remote: Remote, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "kvxfer")
-    acceptor = local("acceptor", "tcp", secret=SECRET)
-    acceptor.fill(1)
-    friend = remote("friend", "tcp", secret=SECRET)
-    friend.connect(acceptor.address())
-    acceptor.accept("friend")
-    acceptor.grant("read")
-    for secret in (b"another secret, also long", b""):
-        stranger = remote("stranger", "tcp", secret=secret)
-        with pytest.raises(PeerError) as caught:
-            stranger.connect(acceptor.address())
-        assert caught.value.code == "auth-failed", caught.value
-        assert "secret" in str(caught.value), "what to do is said"
-    friend.read()
-    assert friend.end() is None
-    assert friend.holds(1)
-    assert [peer.name for peer in acceptor.agent.peers] == ["friend"]
-    assert [peer.name for peer in acceptor.agent.peers] == ["friend"]
-
-
 def test_a_refused_stranger_is_one_line_in_the_log(
     local: Local, remote: Remote, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -230,12 +209,6 @@ def test_a_refused_stranger_is_one_line_in_the_log(
     # No second line comes.
     time.sleep(0.2)
     assert len(lines_of(caplog, acceptor)) == 1, lines_of(caplog, acceptor)
-
-
-@pytest.mark.parametrize("listen", ["tcp://0.0.0.0:0", "tcp://[::]:0", "tcp://example.org:0"])
-def test_nobody_listens_beyond_loopback_without_a_secret(local: Local, listen: str) -> None:
-    with pytest.raises(UsageError, match="without a secret"):
-        local("open", "tcp", listen=listen)
 
 
 # ---- bytes of strangers ---------------------------------------------------------------------------

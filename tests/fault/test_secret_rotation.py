@@ -170,9 +170,7 @@ def test_sessions_that_begin_while_secrets_change_find_the_common_one(agents: Ca
     [
         (OLD, NEW),
         ((OLD, NEW), THIRD),
-        ((OLD, THIRD), NEW),
         ((OLD, NEW), (THIRD, THIRD + b"x")),
-        (OLD, OLD + b"x"),
         ((OLD, NEW), b""),
     ],
 )
@@ -331,11 +329,7 @@ def test_a_file_that_is_being_written_counts_when_it_is_closed(
     [
         (None, "cannot be read: No such file"),
         (b"", "a line of 0 bytes"),
-        (b"short", "a line of 5 bytes"),
-        (b"\n" + NEW, "a line of 0 bytes"),
-        (NEW + b"\nshort", "a line of 5 bytes"),
         (b"\n".join((OLD, NEW, THIRD)), "more than two lines"),
-        (b"x" * 5000, "more than 4096 bytes"),
     ],
 )
 def test_a_file_without_secrets_leaves_the_last_ones_and_is_one_line_in_the_log(

@@ -8,11 +8,9 @@ from __future__ import annotations
 import random
 import time
 
-import numpy as np
 import pytest
 
-from kvxfer import KVLayout, Pool
-from kvxfer.errors import AgentError, ExhaustedError, KvxferError, PeerError, TransferError, UsageError
+from kvxfer.errors import AgentError, KvxferError, PeerError, TransferError
 from tests.fault.node import MEDIUM, Local, Node, Remote, Worker
 
 
@@ -202,60 +200,6 @@ def test_deadline(here: Node, there: Worker) -> None:
 # ---- refused --------------------------------------------------------------------------------------
 
 
-def test_tables_that_do_not_fit_post_nothing(here: Node, there: Worker) -> None:
-    there.grant("write")
-    remote = here.peers[-1].regions["kv"]
-    before = here.stats()["transfers_open"]
-    for src, dst, code in (
-        ([64], [0], "out-of-range"),
-        ([0], [64], "out-of-range"),
-        ([-1], [0], "out-of-range"),
-        ([1 << 40], [0], "out-of-range"),
-        ([0, 1], [5, 5], "duplicate-block"),
-        ([0, 1], [5], "length-mismatch"),
-        ([0], [5, 6], "length-mismatch"),
-    ):
-        for verb in (here.agent.write, here.agent.read):
-            with pytest.raises(UsageError) as caught:
-                verb(here.region, remote, src, dst)
-            assert caught.value.code == code, caught.value
-            assert len(str(caught.value)) > 30, "it says what, where and what to do"
-    with pytest.raises(UsageError) as caught:
-        here.expect(b"req", [3, 3])
-    assert caught.value.code == "duplicate-block"
-    with pytest.raises(UsageError) as caught:
-        here.region.grant(here.peers[-1], [64], "read")
-    assert caught.value.code == "out-of-range"
-    assert here.stats()["transfers_open"] == before
-    assert there.holds(3)
-    still_works(here, there)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [
-        ((8, 2, 4, 32, 4, 64), np.uint16),
-        ((7, 2, 4, 32, 4, 128), np.uint16),
-        ((8, 2, 4, 32, 2, 128), np.uint16),
-        ((8, 2, 4, 32, 4, 128), np.uint8),
-    ],
-    ids=["head size", "layers", "heads", "dtype"],
-)
-def test_layouts_that_do_not_fit_post_nothing(
-    here: Node, there: Worker, shape: tuple[int, ...], dtype: type
-) -> None:
-    there.grant("write")
-    array: np.ndarray = np.zeros(shape, dtype)
-    odd = here.agent.register("odd", array, KVLayout.from_tensor(array, "l2bthd"))
-    with pytest.raises(UsageError) as caught:
-        here.agent.write(odd, here.peers[-1].regions["kv"], [0], [0])
-    assert caught.value.code in {"layout-mismatch", "unsupported"}, caught.value
-    assert len(str(caught.value)) > 30
-    assert there.holds(3)
-    odd.deregister_blocking()
-    still_works(here, there)
-
-
 def test_nothing_is_read_or_written_without_a_lease(here: Node, there: Worker) -> None:
     there.grant("write", [0, 1])
     there.grant("read", [2])
@@ -300,18 +244,3 @@ def test_more_in_flight_than_a_peer_takes(
     here.write()
     assert here.end() is None
     assert there.holds(1)
-
-
-def test_an_exhausted_pool_names_who_has_the_blocks() -> None:
-    pool = Pool(8, 4096, huge_pages=False)
-    table = pool.allocate(6, "req-1")
-    with pytest.raises(ExhaustedError, match="req-1") as caught:
-        pool.allocate(3, "req-2")
-    assert caught.value.code == "exhausted"
-    assert pool.num_free == 2, "all or none"
-    pool.free(table)
-    assert len(pool.allocate(8, "req-2")) == 8
-    with pytest.raises(ExhaustedError):
-        pool.array(8 * 4096 + 1)
-    with pytest.warns(ResourceWarning, match="req-2"):
-        assert pool.close() == {"req-2": list(range(8))}

@@ -102,33 +102,6 @@ def test_prompts_that_nobody_keeps_are_computed(seed: int) -> None:
         require_empty(prefill, decode)
 
 
-def test_of_equal_prompts_each_is_brought_once(seed: int) -> None:
-    prompt = prompt_of(21, seed)
-    with pair() as (prefill, decode):
-        for at in range(3):
-            prefill.serve(at, prompt)
-        for at in range(4):
-            decode.submit(at, prompt, 2)
-        answers = [decode.answer(at) for at in range(4)]
-        assert sorted(each.num_matched for each in answers) == [0, 20, 20, 20]
-        assert all(each.tokens == expected(prompt, 2) for each in answers)
-        require_empty(prefill, decode)
-
-
-def test_who_asks_while_a_prompt_is_computed_waits_for_it(seed: int) -> None:
-    prompt, warm = prompt_of(400, seed), prompt_of(8, seed + 1)
-    with pair(num_blocks=128, chunk_tokens=4) as (prefill, decode):
-        prefill.serve(0, warm)
-        require(decode.serve(0, warm), warm, 1, 7)
-        prefill.submit(1, prompt)
-        # It is still being computed when a later request has its answer.
-        prefill.serve(2, [1, 2, 3])
-        assert prefill.ask("outcome", 1) is None
-        require(decode.serve(1, prompt, 2), prompt, 2, 399)
-        assert not decode.has_failed_loads()
-        decode.wait_empty()
-
-
 def test_two_engines_bring_each_other_what_they_have(seed: int) -> None:
     ports = [free_ports(2), free_ports(2)]
     hasty = {**PATIENCE, "role": "both", "lease_ttl_s": 3.0, "lookup_timeout_s": 1.0}

@@ -261,22 +261,6 @@ MAY = {
     "kvxfer::raw_agent::Agent::~Agent": "the same",
 }
 
-SAMPLE = """
-#include <new>
-#include <string>
-#include <vector>
-void take(std::vector<int>& list) { list.push_back(1); }
-void inner(std::vector<int>& list) { take(list); }
-[[gnu::noinline]] void dies(std::vector<int>& list) noexcept { inner(list); }
-[[gnu::noinline]] void says(std::string& text) noexcept { text += "more than fits into a string itself"; }
-[[gnu::noinline]] void catches(std::vector<int>& list) noexcept {
-  try { inner(list); } catch (const std::bad_alloc&) {}
-}
-[[gnu::noinline]] void catches_another(std::vector<int>& list) noexcept {
-  try { inner(list); } catch (const int&) {}
-}
-[[gnu::noinline]] void passes(std::vector<int>& list) { inner(list); }
-"""
 
 reads_machine_code = pytest.mark.skipif(
     platform.machine() != "x86_64" or any(shutil.which(tool) is None for tool in ("g++", "nm", "objdump")),
@@ -290,19 +274,13 @@ def shared(to: Path, *parts: str) -> Path:
 
 
 @reads_machine_code
-@pytest.mark.parametrize("level", ["-O1", "-O3"])
-def test_the_check_finds_what_dies_and_nothing_else(level: str, tmp_path: Path) -> None:
-    (tmp_path / "sample.cpp").write_text(SAMPLE)
-    library = shared(tmp_path / "sample.so", level, "-std=c++20", str(tmp_path / "sample.cpp"))
-    assert {name.partition("(")[0] for name in findings(library)} == {"dies", "says", "catches_another"}
-
-
-@reads_machine_code
 @pytest.mark.skipif(not CORE.exists(), reason="the core was built elsewhere")
 def test_no_function_of_the_core_dies_for_want_of_memory(tmp_path: Path) -> None:
     """Mend by a handler, by room that is made before (core/in_room.h), or by leaving out noexcept."""
     whole = "-Wl,--whole-archive", str(CORE), "-Wl,--no-whole-archive"
     dying = findings(shared(tmp_path / "core.so", *whole))
+    for name in MAY:
+        assert any(found.startswith(name) for found in dying), f"the check no longer finds {name}"
     dying = {name: calls for name, calls in dying.items() if not name.startswith(tuple(MAY))}
     assert not dying, "\n".join(
         f"{re.sub(r'std::allocator<[^<>]*>', '...', name)} calls {', '.join(sorted(calls))}"

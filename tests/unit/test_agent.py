@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,6 @@ from kvxfer import (
 from kvxfer._native import CODES, NativeError
 from kvxfer.agent import Agent
 from kvxfer.errors import AgentError, PeerError, UsageError, class_of
-from kvxfer.peer import session_with
-from kvxfer.plan.program import LOOP_DTYPE
 
 SHAPE = (4, 2, 16, 4, 2, 8)
 
@@ -71,21 +68,6 @@ def ends(fake_core: list[Any]) -> Ends:
 # ---- regions ------------------------------------------------------------------------------------
 
 
-def test_register_passes_few_spans_and_the_footprint(ends: Ends) -> None:
-    layers = list(np.zeros((3, 16, 8, 4), np.uint8))
-    layout = KVLayout.from_tensors(layers, "btd")
-    region = ends.agent.register("layers", {"a": layers}, layout)
-    name, spans, num_blocks, footprint, encoded, device, owner = ends.core.called("register")[-1]
-    assert [view.shape for view in owner] == [layer.shape for layer in layers]
-    assert (name, num_blocks, device) == ("layers", 16, -1)
-    assert spans.tolist() == [[layers[0].ctypes.data, 3 * 16 * 8 * 4]]
-    assert spans.dtype == np.int64
-    assert footprint.dtype == LOOP_DTYPE
-    assert KVLayout.from_bytes(encoded) == layout
-    assert region.descriptor.layout == layout
-    assert set(ends.agent.regions) == {"kv", "layers"}
-
-
 def test_a_name_is_one_regions_at_a_time(ends: Ends) -> None:
     with pytest.raises(UsageError, match="region 'kv' is registered already"):
         ends.agent.register("kv", ends.array, ends.layout)
@@ -120,24 +102,6 @@ def test_a_block_that_is_too_large_is_refused_with_its_region_and_the_limit(ends
     assert "huge" not in ends.agent.regions
 
 
-def test_deregister_lets_go_and_forgets_programs(ends: Ends) -> None:
-    ends.agent.write(ends.region, ends.remote, [1], [2])
-    ends.region.deregister_blocking()
-    ends.region.deregister_blocking()
-    assert ends.core.called("deregister") == [(1, -1.0)]
-    assert not ends.agent.regions
-    assert ends.agent.stats()["programs"] == 0
-
-
-async def test_deregister_is_awaited_off_the_loop(ends: Ends) -> None:
-    ends.core.is_copying = True
-    with pytest.raises(TimeoutError, match="do not free its memory until"):
-        await ends.region.deregister(timeout_s=2)
-    ends.core.is_copying = False
-    await ends.region.deregister()
-    assert not ends.agent.regions
-
-
 def test_a_region_is_kept_while_a_device_copies_there(ends: Ends) -> None:
     ends.core.is_copying = True
     with pytest.raises(TimeoutError, match="do not free its memory until"):
@@ -153,24 +117,6 @@ def of_agent(descriptor: RegionDescriptor, name: str) -> RegionDescriptor:
     """Returns the same region of another agent, as a router would pass it on."""
     ours, theirs = (each.encode().ljust(16).hex().encode() for each in (descriptor.agent, name))
     return RegionDescriptor.from_bytes(descriptor.to_bytes().replace(ours, theirs))
-
-
-def test_a_descriptor_from_elsewhere_looks_at_its_own_session_alone(ends: Ends) -> None:
-    for number in range(2, 34):
-        ends.core.add_peer(number, f"other{number}")
-        ends.core.happen("peer-up", peer=number)
-    ends.agent._completions.drain()
-    looks: list[int] = []
-    look = ends.core.peer
-
-    def looked(number: int) -> dict[str, Any]:
-        looks.append(number)
-        found: dict[str, Any] = look(number)
-        return found
-
-    ends.core.peer = looked
-    ends.agent.write(ends.region, of_agent(ends.remote, "other9"), [1], [2])
-    assert looks == [9]
 
 
 def test_a_descriptor_from_elsewhere_finds_the_session_that_connect_gives(ends: Ends) -> None:
@@ -192,42 +138,6 @@ def test_a_descriptor_from_elsewhere_finds_the_session_that_connect_gives(ends: 
         peers.owner_of(told)
 
 
-@pytest.mark.parametrize(
-    ("name", "third_is_ours", "first"),
-    # An incarnation is the agent's name here, and this agent's is "prefill".
-    [("old", False, 3), ("old", True, 2), ("zed", False, 2), ("zed", True, 3)],
-)
-def test_of_sessions_that_both_ends_opened_the_lesser_incarnations_is_used(
-    ends: Ends, name: str, third_is_ours: bool, first: int
-) -> None:
-    for number in (2, 3):
-        ends.core.add_peer(number, name)
-        ends.core.known[number]["is_ours"] = third_is_ours == (number == 3)
-        ends.core.happen("peer-up", peer=number)
-    ends.agent._completions.drain()
-    found = ends.agent._peers.first_with(name.encode().ljust(16), "")
-    assert found is not None
-    assert found.id == first
-    assert session_with(ends.agent.peers, name) is found
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        (b'"id":70', b'"id":"70"'),
-        (b"kvxfer_region", b"kvxfer_legion"),
-        (b'"num_blocks":16', b'"num_blocks":17'),
-        (b'"name"', b'"nime"'),
-        (b'"incarnation":"', b'"incarnation":"xx'),
-    ],
-)
-def test_damaged_descriptors_are_refused(ends: Ends, damage: tuple[bytes, bytes]) -> None:
-    encoded = ends.remote.to_bytes()
-    assert damage[0] in encoded
-    with pytest.raises(UsageError):
-        RegionDescriptor.from_bytes(encoded.replace(*damage))
-
-
 def test_a_peers_unreadable_layout_is_its_fault(ends: Ends) -> None:
     ends.core.regions_of[1] = [{**ends.told(71, ends.layout), "layout": b"{}"}]
     with pytest.raises(PeerError, match="cannot be read"):
@@ -244,22 +154,6 @@ def test_a_program_is_compiled_once(ends: Ends) -> None:
     assert len(ends.core.called("post")) == 3
 
 
-def test_a_region_that_was_deregistered_is_named(ends: Ends) -> None:
-    ends.region.deregister_blocking()
-    verbs: list[Callable[[], object]] = [
-        lambda: ends.agent.write(ends.region, ends.remote, [1], [2]),
-        lambda: ends.agent.read(ends.region, ends.remote, [1], [2]),
-        lambda: ends.agent.expect(b"tag", [1], ends.region),
-        lambda: ends.region.grant(ends.peer, [1]),
-        lambda: ends.region.kind,
-        lambda: ends.region.notes,
-    ]
-    for verb in verbs:
-        with pytest.raises(UsageError, match=r"^region 'kv' \(id \d+\) was deregistered: register") as caught:
-            verb()
-        assert caught.value.code == "unknown-region"
-
-
 def test_a_peers_region_that_is_gone_is_named(ends: Ends) -> None:
     def gone(*_: object) -> int:
         raise NativeError(CODES["unknown-region"], 'peer "decode" has no region 70 (any more)')
@@ -269,16 +163,6 @@ def test_a_peers_region_that_is_gone_is_named(ends: Ends) -> None:
         UsageError, match=r"no region 70 .* and 'kv' \(id 70\) of decode: .* take it from peer\.regions"
     ):
         ends.agent.write(ends.region, ends.remote, [1], [2])
-
-
-def test_a_region_that_a_peer_has_not_says_which_it_has(ends: Ends) -> None:
-    regions = ends.peer.regions
-    assert "nothing" not in regions
-    assert regions.get("nothing") is None
-    with pytest.raises(
-        KeyError, match=r"decode has no region 'nothing' now \(it has: kv\): peer\.region\(name\)"
-    ):
-        regions["nothing"]
 
 
 def test_expect_finds_the_only_region(ends: Ends) -> None:
@@ -291,22 +175,7 @@ def test_expect_finds_the_only_region(ends: Ends) -> None:
         ends.agent.expect(b"", [3], ends.region)
 
 
-def test_a_lost_peers_programs_are_forgotten(ends: Ends) -> None:
-    ends.agent.write(ends.region, ends.remote, [1], [2])
-    ends.core.happen("region-gone", peer=1, region=71)
-    ends.agent.poll()
-    assert ends.agent.stats()["programs"] == 1
-    ends.core.happen("peer-lost", peer=1, code=70, message="gone")
-    ends.agent.poll()
-    assert ends.agent.stats()["programs"] == 0
-
-
 # ---- leases -------------------------------------------------------------------------------------
-
-
-def test_a_lease_is_final_once_no_byte_moves_under_it() -> None:
-    moving = {LeaseState.ACTIVE, LeaseState.ENDING}
-    assert {state for state in LeaseState if not state.is_final} == moving
 
 
 def test_a_lease_under_which_a_device_copies_has_not_ended(ends: Ends) -> None:
@@ -403,35 +272,6 @@ def test_heartbeats_renew_a_lease_of_a_peer_alone(ends: Ends) -> None:
     ends.region.grant(None)
     ends.region.grant(ends.peer)
     assert [told.renewable for told in ends.core.called("grant")] == [False, False, True, False, True]
-
-
-# ---- peers and notifications --------------------------------------------------------------------
-
-
-async def test_accept_returns_each_caller_once_and_no_peer_that_was_called(fake_core: list[Any]) -> None:
-    agent = Agent("decode")
-    core = fake_core[0]
-    for number in (3, 4, 5, 6):
-        core.add_peer(number, f"prefill-{number}")
-    core.known[4]["is_ours"] = True
-    assert (await agent.accept("prefill-5")).id == 5
-    assert [(await agent.accept()).id, agent.accept_blocking().id] == [3, 6]
-    assert agent.accept_blocking("prefill-3").id == 3  # by its name, as often as the caller asks for it
-    with pytest.raises(TimeoutError, match="no peer has connected"):
-        agent.accept_blocking(timeout_s=0)
-
-
-async def test_a_region_of_a_peer_can_be_waited_for(ends: Ends) -> None:
-    waiting = asyncio.create_task(ends.peer.region("later", 60))
-    await asyncio.sleep(0)
-    ends.core.regions_of[1].append({**ends.told(72, ends.layout), "name": "later"})
-    ends.core.happen("region", peer=1, region=72)
-    assert (await waiting).id == 72
-    words = r"^decode did not register region 'never' within 0\.01 s \(it has: kv, later\)"
-    with pytest.raises(TimeoutError, match=words):
-        ends.peer.region_blocking("never", 0.01)
-    with pytest.raises(TimeoutError, match=words):
-        await ends.peer.region("never", 0.01)
 
 
 # ---- the end ------------------------------------------------------------------------------------

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
@@ -211,36 +207,3 @@ def test_a_forked_child_does_not_wait_for_ever(fake_core: list[Any], num_agents:
     for call in (group.wait, group.cancel, group.first_failure_blocking):
         with pytest.raises(AgentError, match="fork"):
             call()
-
-
-async def test_a_thousand_cost_a_look_or_two_each(
-    members: Members, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    looks = 0
-    is_final: Callable[[Transfer], bool] = Transfer._is_final
-
-    def counted(work: Transfer) -> bool:
-        nonlocal looks
-        looks += 1
-        return is_final(work)
-
-    monkeypatch.setattr(Transfer, "_is_final", counted)
-    group = Group(members.add() for _ in range(1000))
-    tasks_before = len(asyncio.all_tasks())
-    waiting = asyncio.ensure_future(group)
-    await turns()
-    assert len(asyncio.all_tasks()) == tasks_before + 1
-    for handle in np.random.default_rng(seed).permutation(np.array(members.handles, object)):
-        handle.end()
-        await asyncio.sleep(0)
-    await waiting
-    assert looks <= 4 * 1000
-
-
-def test_dropping_it_leaves_nothing(members: Members) -> None:
-    group = Group([members.add()])
-    gone = weakref.ref(group)
-    del group
-    gc.collect()
-    assert gone() is None
-    assert not members.handles[0].cancelled

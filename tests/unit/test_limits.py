@@ -63,10 +63,6 @@ def test_copies_move_the_named_pages_and_nothing_else(copy: Callable[..., int], 
     np.testing.assert_array_equal(dst, expected(src, src_offsets, dst_offsets, nbytes))
 
 
-def test_nt_kernel_is_named() -> None:
-    assert _limits.NT_KERNEL in ("avx512-nt", "avx2-nt", "memcpy")
-
-
 # A child that holds pages and prints their address: a process may read a child, but perhaps not a parent or a
 # sibling.
 CHILD = """
@@ -94,12 +90,6 @@ def test_vm_readv_reads_the_pages_of_another_process(batch: int) -> None:
                 pytest.skip(f"this machine does not allow process_vm_readv: {error}")
             raise
     np.testing.assert_array_equal(dst, expected(src, src_offsets, dst_offsets, ODD_NBYTES))
-
-
-def test_vm_readv_of_unmapped_memory_raises_os_error() -> None:
-    dst, offsets = memory(4096), shuffled_offsets("src", 4096)
-    with pytest.raises(OSError, match="process_vm_readv"):
-        _limits.vm_readv_pages(os.getpid(), dst.ctypes.data, 8, offsets, offsets, 4096)
 
 
 @pytest.mark.parametrize("batch", [1, 7, 1024])
@@ -131,43 +121,6 @@ def socket_pair(family: str) -> tuple[socket.socket, socket.socket]:
         return left, server.accept()[0]
 
 
-def test_end_of_stream_raises_connection_error() -> None:
-    dst, offsets = memory(4096), shuffled_offsets("src", 4096)
-    left, right = socket.socketpair()
-    with right:
-        left.sendall(b"x" * 5000)
-        left.close()
-        with pytest.raises(ConnectionError, match="readv"):
-            _limits.recv_pages(right.fileno(), dst.ctypes.data, offsets, 4096)
-
-
-def test_closed_reader_raises_broken_pipe() -> None:
-    src, offsets = memory(4096), shuffled_offsets("src", 4096)
-    left, right = socket.socketpair()
-    right.close()
-    with left, pytest.raises(BrokenPipeError):
-        _limits.send_pages(left.fileno(), src.ctypes.data, offsets, 4096)
-
-
-def test_unequal_tables_bad_sizes_and_other_dtypes_are_refused() -> None:
-    dst, offsets = memory(64), shuffled_offsets("src", 64)
-    address = dst.ctypes.data
-    with pytest.raises(ValueError, match="differ in length"):
-        _limits.copy_pages(address, address, offsets, offsets[:-1], 64)
-    with pytest.raises(ValueError, match="positive"):
-        _limits.copy_pages(address, address, offsets, offsets, 0)
-    with pytest.raises(ValueError, match="batch"):
-        _limits.send_pages(0, address, offsets, 64, 1025)
-    with pytest.raises(TypeError):
-        _limits.copy_pages(address, address, offsets.astype(np.int64), offsets, 64)
-
-
-def test_no_pages_take_no_call() -> None:
-    none = np.empty(0, np.uint64)
-    assert _limits.send_pages(-1, 0, none, 64) >= 0
-    assert _limits.copy_pages(0, 0, none, none, 64) >= 0
-
-
 @pytest.fixture
 def eventfds() -> Iterator[tuple[int, int]]:
     descriptors = os.eventfd(0), os.eventfd(0)
@@ -193,15 +146,3 @@ def test_two_processes_wake_each_other_in_turns(eventfds: tuple[int, int]) -> No
     assert other.returncode == 0
     assert len(wakes_ns) == 20
     assert min(wakes_ns) > 0
-
-
-@pytest.mark.parametrize("first", [False, True])
-def test_an_end_that_nobody_wakes_gives_up(eventfds: tuple[int, int], first: bool) -> None:
-    with pytest.raises(TimeoutError):
-        _limits.wake_ups(*eventfds, first, 1, 0.01)
-
-
-def test_a_wake_up_without_an_eventfd_raises_os_error() -> None:
-    with pytest.raises(OSError, match="eventfd") as raised:
-        _limits.wake_ups(-1, -1, True, 1, 10.0)
-    assert raised.value.errno == errno.EBADF

@@ -11,7 +11,6 @@ import pytest
 
 from kvxfer.gpu import sources
 from tests.native.ptx import __main__ as translator
-from tests.native.ptx.declarations import declarations
 from tests.native.ptx.emitter import emit
 from tests.native.ptx.module import PtxError
 from tests.native.ptx.parser import parse
@@ -54,26 +53,12 @@ def refusal(body: str) -> str:
     "instruction",
     [
         "add.sat.s32 %r0, %r1, %r2;",
-        "mul.rn.ftz.f32 %r0, %r1, %r2;",
-        "fma.rn.relu.f16 %h0, %h1, %h1, %h1;",
-        "ex2.approx.f32 %r0, %r1;",
-        "cvt.rz.f16x2.f32 %r0, %r1, %r2;",
         "cvt.rn.satfinite.e2m3x2.f32 %h0, %r1, %r2;",
-        "setp.lt.and.s32 %p0, %r0, %r1, %p1;",
         "ld.global.nc.u32 %r0, [%rd0];",
-        "ld.acquire.cta.global.u32 %r0, [%rd0];",
-        "ld.param.volatile.u32 %r0, [at];",
-        "st.global.v8.b32 [%rd0], {%r0, %r0, %r0, %r0, %r0, %r0, %r0, %r0};",
         "atom.global.add.f32 %r0, [%rd0], %r1;",
-        "atom.acq_rel.cluster.global.add.u32 %r0, [%rd0], %r1;",
         "cp.async.ca.shared.global [memory], [%rd0], 16;",
-        "cp.async.bulk.prefetch.L2.global [%rd0], 16;",
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r0];",
         "fence.proxy.alias;",
-        "createpolicy.fractional.L2::evict_last.b64 %rd0, 1.0;",
         "call.uni helper;",
-        "match.any.sync.b32 %r0, %r1, -1;",
-        "mov.f16x2 %r0, %r1;",
     ],
 )
 def test_an_instruction_that_is_not_known_word_by_word_is_refused(instruction: str) -> None:
@@ -88,34 +73,21 @@ def test_an_instruction_that_is_not_known_word_by_word_is_refused(instruction: s
     [
         ("add.s32 %r0, %r1;", "2 operands where add.s32 has 3"),
         ("add.s32 %r0, %r1, %rd0;", "a register of type b64 where s32 is expected"),
-        ("add.s64 %rd0, %rd1, %r0;", "a register of type b32 where s64 is expected"),
-        ("add.s32 %r0, %r1, %p0;", "a register of type pred where s32 is expected"),
-        ("add.s32 %p0, %r1, %r0;", "a register of type pred where s32 is expected"),
         ("add.s32 %r0, %r1, [%rd0];", "an operand that is neither a register nor a number"),
-        ("add.s32 %r0, %r1, memory;", "an operand that is neither a register nor a number"),
         ("add.s32 7, %r1, %r0;", "a result that goes to no register"),
         ("add.s32 %r0, %r1, 4294967296;", "4294967296 does not fit into s32"),
-        ("add.s64 %rd0, %rd1, 0f3F800000;", "a float32 where s64 is expected"),
-        ("ld.global.u32 %h0, [%rd0];", "a register of type b16 where u32 is expected"),
         ("ld.global.u32 %r0, [%r1];", "an address of type b32 in global memory"),
-        ("ld.global.u32 %r0, %rd0;", "an operand that is no address"),
         ("ld.global.v4.u32 {%r0, %r1}, [%rd0];", "a vector of 2 where 4 are expected"),
         ("ld.global.u32 %r0, [constant];", "a global variable (constant) is not known here"),
-        ("ld.global.u32 %r0, [nothing];", "what is not declared (nothing) is not known here"),
         ("mov.u32 %r0, nothing;", "what is not declared (nothing) is not known here"),
         ("bar.sync 1, 32, 0;", "3 operands where bar.sync has 1"),
-        ("bar.sync %h0;", "a register of type b16 where u32 is expected"),
         ("cp.async.bulk.wait_group %r0;", "a number must stand here"),
         (
             "mbarrier.arrive.expect_tx.shared::cta.b64 %rd0, [memory], 16;",
             "a result that is not known here",
         ),
-        ("cvt.f32.f16 %r0, %r1;", "a register of type b32 where b16 is expected"),
         ("add.s32 %r0, %r1, %r9;", "%r9 is no register that is declared or known"),
-        ("mov.u32 %r0, %clock;", "%clock is no register that is declared or known"),
         ("bra nowhere;", "there is no label 'nowhere'"),
-        ('.pragma "frequency 3";', 'a pragma that is not known: "frequency 3"'),
-        (".reg .f16x2 %x;", "registers of type 'f16x2' are not known"),
         ("add.s32 %r0, %r1, ~%r2;", "'~' is not known"),
     ],
 )
@@ -144,36 +116,6 @@ def test_parameters_are_those_of_the_abi() -> None:
 def test_a_kernel_does_not_run_on_behind_its_end() -> None:
     with pytest.raises(PtxError, match="kernel runs on behind its last instruction"):
         emit(parse("kernel.ptx", FILE.replace("BODY", "").replace("ret;", "@%p0 ret;")))
-
-
-def test_it_stands_at_its_line_in_what_the_process_says() -> None:
-    code = translated("st.global.u32 [%rd0+4], 7;  // a comment")
-    assert (
-        f'constexpr Place kPlace{LINE}{{"kernel.ptx", {LINE}, "st.global.u32 [%rd0+4], 7; // a comment"}};'
-        in code
-    )
-
-
-def test_declarations_leave_the_bodies_out() -> None:
-    source = """#include "kvxfer/device.cuh"
-// extern "C" is said below
-extern "C" __global__ void first(unsigned* at,
-                                 unsigned n) {
-  if (n) { at[0] = '1'; }  // a brace: }
-}
-static const char* text = "{";
-extern "C" __global__ void second() {}
-"""
-    assert (
-        declarations(source)
-        == """#include "kvxfer/device.cuh"
-// extern "C" is said below
-extern "C" __global__ void first(unsigned* at,
-                                 unsigned n);
-static const char* text = "{";
-extern "C" __global__ void second();
-"""
-    )
 
 
 def test_sources_are_compiled_as_kvxfer_compiles_them() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer.agent import Agent
-from kvxfer.errors import AgentError, TransferError, UsageError
+from kvxfer.errors import AgentError, UsageError
 from kvxfer.options import AgentOptions
 from kvxfer.transfer import Incoming, Scope, Transfer
 
@@ -28,25 +27,6 @@ def incoming(fake_core: list[Any]) -> tuple[Any, Incoming]:
         agent._completions, peer_name="prefill", layers=range(4, 7), origin=2, arrives=True, region=REGION
     )
     return handle, Incoming(handle, scope, b"req")
-
-
-async def test_layers_arrive_in_any_order(incoming: tuple[Any, Incoming]) -> None:
-    handle, work = incoming
-    waiting = {layer: asyncio.create_task(work.layer(layer)) for layer in work.layers}
-    await asyncio.sleep(0)
-    handle.arrive(4)  # the region's layer 4 is the model's 6
-    await waiting[6]
-    assert not waiting[4].done()
-    assert work.layer_arrived(6)
-    assert not work.layer_arrived(4)
-    handle.end("failed", 34, "deadline", failed=(3,))
-    for layer in (4, 5):
-        with pytest.raises(TransferError):
-            await waiting[layer]
-    await work.layer(6)
-    work.layer_blocking(6, 0)
-    with pytest.raises(TransferError):
-        work.layer_blocking(5, 0)
 
 
 def test_layers_of_others_are_refused(incoming: tuple[Any, Incoming]) -> None:

@@ -66,15 +66,6 @@ def test_help_names_values_and_no_types(
         assert f"\n {name}" in shown
 
 
-def test_what_is_of_one_commands_options_stands_in_its_own_help(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert cli.main(["--help"]) == 0
-    assert "may be repeated" not in capsys.readouterr().out
-    assert cli.main(["settings", "--help"]) == 0
-    assert "may be repeated" in " ".join(capsys.readouterr().out.split())
-
-
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_have_options_that_are_there(example: str) -> None:
     words = shlex.split(example)
@@ -91,15 +82,6 @@ def test_examples_have_options_that_are_there(example: str) -> None:
     for word, following in zip(words, [*words[1:], "--"], strict=True):
         if word.startswith("--"):
             assert takes[word] == (not following.startswith("--")), word
-
-
-@pytest.mark.parametrize("name", ["kvxfer", "kvxfer bench"])
-def test_what_a_status_means_stands_in_the_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*name.split()[1:], "--help"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "Exit status:" in shown
-    for status in ("0:", "1:", "2:", "130:"):
-        assert f" {status} " in shown
 
 
 @pytest.mark.parametrize(

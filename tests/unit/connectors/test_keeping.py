@@ -108,13 +108,6 @@ def test_no_more_is_kept_on_trust_than_the_user_lets(is_return: bool, settings: 
     assert not kept.keeping.give_way()
 
 
-def test_the_two_limits_are_apart() -> None:
-    for is_return, other in ((False, {"return_share": 0.0}), (True, {"keep_share": 0.0})):
-        kept = Kept(2, is_return, **other)
-        kept.now += 10.0
-        assert not kept.keeping.give_way()
-
-
 def test_a_request_that_is_computed_waits_for_what_comes_back_soon() -> None:
     kept = Kept()
     kept.keeping.heard(News(frozenset("012"), frozenset("1")))
@@ -133,7 +126,3 @@ def test_a_request_that_is_computed_has_blocks_of_who_gives_way() -> None:
     kept.keeping.end({"0"})
     kept.keeping.heard(News(frozenset("12")))
     assert not kept.keeping.frees_soon()
-
-
-def test_nothing_is_expected_where_nothing_is_kept() -> None:
-    assert not Kept(0).keeping.frees_soon()

@@ -76,38 +76,6 @@ def test_blocks_come_back_once_when_all_have_read_and_the_request_is_over(agent:
     assert keeper.blocks.collect({REQUEST}) == set()
 
 
-def test_blocks_of_a_request_that_goes_on_stay(agent: Agent) -> None:
-    keeper = Keeper(agent)
-    for receipt in RECEIPTS:
-        keeper.blocks.note(receipt, f"decode/{receipt.reader}.0")
-    assert keeper.blocks.collect({"another"}) == set()
-    assert keeper.states == ["active", "active"]
-    assert keeper.blocks.collect({REQUEST}) == {REQUEST}
-
-
-def test_readers_that_do_not_come_keep_blocks_for_their_time(agent: Agent) -> None:
-    keeper = Keeper(agent, ttl_s=1e-6)
-    assert keeper.blocks.collect({REQUEST}) == {REQUEST}
-    assert not set(keeper.states) & {"active", "ending"}
-    assert keeper.counted == ["expired"]
-
-
-def test_who_claims_a_request_has_its_time_begin_anew(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    keeper = Keeper(agent, ttl_s=30.0)
-    assert keeper.blocks.collect({REQUEST}) == set()
-    for _ in range(10):
-        now += 29.0
-        keeper.blocks.claim(CLAIM, "decode/0.1")
-        assert keeper.blocks.collect(set()) == set()
-    assert keeper.blocks.take_news() == News(frozenset({REQUEST}))
-    assert keeper.blocks.take_news() == News()
-    now += 31.0
-    assert keeper.blocks.collect(set()) == {REQUEST}
-    assert keeper.counted == ["expired"]
-
-
 @pytest.mark.parametrize("others", [(), ("decode-2",)])
 @pytest.mark.parametrize(
     "claim",
@@ -167,23 +135,6 @@ def test_blocks_stay_until_every_engine_that_was_heard_of_has_read(
         keeper.blocks.give_way(REQUEST)
         assert keeper.blocks.collect(set()) == {REQUEST}
         assert "gave way" not in keeper.counted
-
-
-def test_what_is_being_read_is_told_to_come_back_soon(agent: Agent) -> None:
-    keeper = Keeper(agent)
-    keeper.blocks.claim(replace(CLAIM, is_reading=True), "decode/0.1")
-    assert keeper.blocks.take_news() == News(frozenset({REQUEST}), frozenset({REQUEST}))
-
-
-def test_what_gives_way_is_fenced_and_counted_once(agent: Agent) -> None:
-    keeper = Keeper(agent)
-    keeper.blocks.collect({REQUEST})
-    keeper.blocks.give_way(REQUEST)
-    keeper.blocks.give_way(REQUEST)
-    keeper.blocks.give_way("another")
-    assert keeper.blocks.collect(set()) == {REQUEST}
-    assert keeper.states == ["revoked", "revoked"]
-    assert keeper.counted == ["gave way"]
 
 
 @pytest.mark.parametrize("ending", ["withdraw", "let_go", "close"])

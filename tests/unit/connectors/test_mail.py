@@ -58,13 +58,6 @@ def test_what_finds_no_room_goes_later_and_in_order(ends: Ends) -> None:
     assert not ends.decode._waiting
 
 
-def test_a_long_registration_fits_through(ends: Ends) -> None:
-    parts = notes.RegistrationPart.split(b"k" * 16, 0, 1, bytes(3 << 20))
-    for part in parts:
-        ends.decode.send(ends.to_prefill, part)
-    assert ends.received(len(parts)) == parts
-
-
 def test_what_an_engine_that_never_reads_is_sent_is_bounded(
     ends: Ends, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,10 +78,3 @@ def test_nothing_is_kept_for_a_peer_that_is_gone(ends: Ends) -> None:
     assert not ends.decode._waiting
     ends.decode.send(ends.to_prefill, receipt(1))
     assert not ends.decode._waiting
-
-
-def test_what_is_no_note_is_logged_and_left(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
-    ends.to_prefill.send(b"\x09what is this")
-    ends.decode.send(ends.to_prefill, receipt(7))
-    assert ends.received(1) == [receipt(7)]
-    assert "decode sent a note that cannot be read" in caplog.text

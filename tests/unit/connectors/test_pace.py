@@ -7,12 +7,6 @@ import math
 from kvxfer.connectors.common.pace import Pace, StepPace
 
 
-def test_nothing_is_expected_of_who_is_not_known() -> None:
-    pace = Pace()
-    pace.took("a", 1000, 0.001)
-    assert pace.expected_s("b", 1) == math.inf
-
-
 def test_fewer_bytes_take_as_long_and_more_take_longer() -> None:
     pace = Pace()
     pace.took("a", 1000, 0.001)
@@ -40,12 +34,6 @@ def test_a_failure_is_forgotten_with_all_before_it() -> None:
     assert pace.expected_s("a", 1000) == 0.002
 
 
-def test_a_fetch_of_no_byte_has_a_time_too() -> None:
-    pace = Pace()
-    pace.took("a", 0, 0.001)
-    assert pace.expected_s("a", 3) == 0.003
-
-
 def test_engines_that_came_and_went_are_not_remembered_for_ever() -> None:
     pace = Pace()
     for engine in range(1025):
@@ -62,10 +50,6 @@ def stepping(step_s: float) -> StepPace:
     return steps
 
 
-def test_of_an_engine_that_has_not_stepped_nothing_is_known() -> None:
-    assert StepPace().worth([0.001], 1, 1.0) == (0, 0.0)
-
-
 def test_waiting_is_worth_what_one_request_wins_by_it() -> None:
     steps = stepping(0.125)
     assert steps.worth([0.1], 1, 1.0) == (1, 0.125)
@@ -74,13 +58,6 @@ def test_waiting_is_worth_what_one_request_wins_by_it() -> None:
     assert steps.worth([0.01], 8, 1.0) == (1, 0.015625)
     assert steps.worth([], 8, 1.0) == (0, 0.0)
     assert steps.worth([math.inf], 0, 1.0) == (0, 0.0)
-
-
-def test_many_may_wait_longer_together_and_those_that_take_long_count_for_nobody() -> None:
-    steps = stepping(0.125)
-    assert steps.worth([0.03, 0.03], 8, 1.0) == (2, 0.03125)
-    assert steps.worth([0.03, 5.0], 8, 1.0) == (0, 0.0)
-    assert steps.worth([0.01, 5.0, math.inf], 8, 1.0) == (1, 0.015625)
 
 
 def test_nobody_waits_longer_than_was_said() -> None:

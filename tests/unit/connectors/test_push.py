@@ -14,11 +14,11 @@ pytest.importorskip("pydantic")
 from pydantic import ValidationError
 
 from kvxfer.connectors.common import notes
-from kvxfer.connectors.common.expected_push import ExpectedPush, answer, has_coordinates, is_push, read_key
+from kvxfer.connectors.common.expected_push import ExpectedPush, has_coordinates, read_key
 from kvxfer.connectors.common.handover import Handover, HandoverError
 from kvxfer.connectors.common.notes import Heartbeat, Leaving, Note, Receipt, Refusal, RegistrationPart
 from kvxfer.connectors.common.paging import GroupTable, pair_pages
-from kvxfer.connectors.common.push_registration import Registration, Share, tag_of
+from kvxfer.connectors.common.push_registration import Registration, Share
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.waiting_registrations import Registrations
 from kvxfer.directory import Entry
@@ -120,13 +120,6 @@ def test_a_registration_comes_in_parts_in_any_order(seed: int) -> None:
     assert not registrations.take(KEY)
 
 
-def test_a_registration_that_cannot_be_read_is_dropped() -> None:
-    registrations = Registrations(60.0)
-    with pytest.raises(ValueError, match="cannot be read"):
-        registrations.add(PEER, RegistrationPart(KEY, 0, 1, 0, 1, b"[]"))
-    assert not registrations.take(KEY)
-
-
 def test_what_waits_is_bounded() -> None:
     registrations = Registrations(60.0)
     for number in range(20000):
@@ -183,21 +176,12 @@ def test_who_comes_for_one_key_from_several_peers_is_taken_in_their_order() -> N
     assert nbytes(registrations) == 0
 
 
-def test_what_has_waited_too_long_is_forgotten() -> None:
-    registrations = Registrations(0.0)
-    registrations.add(PEER, Leaving(KEY, 0, 1))
-    registrations.expire()
-    assert not registrations.take(KEY)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
         {"tag": "ab"},
         {"first_token": 91},
-        {"first_token": -1},
         {"tables": ((1, 2),)},
-        {"tables": ("AAAA",)},
         {"tables": ("no base64",)},
         {"tables": ((1, 2, 3), (1, 2, 3))},
         {"block_sizes": (0,)},
@@ -219,10 +203,6 @@ def test_absurd_registrations_are_refused(changes: dict[str, Any]) -> None:
         registration(**changes)
 
 
-def test_each_group_has_a_tag_of_its_own() -> None:
-    assert registration().tag_of(3) == tag_of(bytes.fromhex("ab" * 16), 3) != registration().tag_of(2)
-
-
 def test_pages_of_both_ends_lie_side_by_side() -> None:
     src, dst = GroupTable((5, 0, 7, 8), 32, 2), GroupTable((1, 2, 0, 4), 32, 2)
     pairs = pair_pages(src, dst, 16, 120)
@@ -235,14 +215,6 @@ def test_pages_of_both_ends_lie_side_by_side() -> None:
 
 def own(**changes: Any) -> dict[str, Any]:
     return {"kvxfer": {"version": 1, "push": KEY.hex(), "ranks": [RANK.to_dict()], **changes}}
-
-
-def test_both_engines_read_the_key() -> None:
-    params = own()
-    assert is_push(params)
-    assert read_key(params, REQUEST) == KEY
-    read = ExpectedPush.read(params, REQUEST, Settings())
-    assert (read.key, read.ranks) == (KEY, (RANK,))
 
 
 def coordinates(**changes: Any) -> dict[str, Any]:
@@ -302,11 +274,9 @@ def test_parameters_of_a_pull_are_no_coordinates(params: dict[str, Any]) -> None
         ({"remote_engine_id": ""}, "remote_engine_id"),
         ({"remote_host": "a@b"}, "address"),
         ({"remote_host": "8.8.8.8"}, "not among"),
-        ({"remote_host": "0.0.0.0"}, "address"),
         ({"remote_port": 0}, "remote_port"),
         ({"remote_port": 65535}, "65536"),
         ({"tp_size": 9, "pp_size": 8}, "72 ranks"),
-        ({"tp_size": -1}, "tp_size"),
     ],
 )
 def test_absurd_coordinates_are_refused_in_words(changes: dict[str, Any], word: str) -> None:
@@ -338,18 +308,11 @@ def test_a_prompt_beside_the_one_that_prefill_tells_of_is_pushed() -> None:
         ExpectedPush.beside(replace(first, batch=None), named("cmpl-2", 1))
 
 
-def test_parameters_without_a_key_are_no_push() -> None:
-    for params in ({}, {"kvxfer": None}, {"kvxfer": ["push"]}, answer("engine", (RANK,))):
-        assert not is_push(params)
-
-
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
         ({"version": 2}, "version 2"),
         ({"push": "0" * 31}, "push"),
-        ({"push": "G" * 32}, "push"),
-        ({"ranks": []}, "ranks"),
         ({"ranks": [RANK.to_dict()] * 65}, "ranks"),
         ({"ranks": [{**RANK.to_dict(), "address": "tcp://a@b:1"}]}, "address"),
         ({"ranks": [{**RANK.to_dict(), "address": "tcp://10.1.0.7:1"}]}, "not among"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 
@@ -41,15 +40,6 @@ def taken(recorder: Recorder) -> Counts:
     return statistics
 
 
-def test_nothing_is_taken_where_nothing_happened() -> None:
-    recorder = Recorder()
-    assert recorder.take() is None
-    assert Counts().is_empty()
-    recorder.received()
-    assert recorder.take() is not None
-    assert recorder.take() is None
-
-
 def test_a_change_of_what_is_kept_is_told_once_and_its_end_as_well() -> None:
     recorder = Recorder()
     for number in (2, 0):
@@ -67,31 +57,6 @@ def test_a_fetch_is_told_apart_into_connecting_loading_and_noticing() -> None:
     stages = [data[name][PULL] for name in ("connect_s", "load_s", "notice_s")]
     assert stages == [[0.002], [0.01], [0.003]]
     assert [data[name][PULL] for name in ("nbytes", "num_pages", "rails")] == [[1000], [4], {"tcp": 1}]
-
-
-def test_a_fetch_of_nothing_took_no_time_to_load() -> None:
-    recorder = Recorder()
-    recorder.loaded(
-        "a",
-        PUSH,
-        began_ns=0,
-        noticed_ns=5 * MS,
-        stages=Stages(0, 0, 0),
-        rails=[],
-        nbytes=0,
-        num_pages=0,
-        num_ranks=1,
-    )
-    data = taken(recorder).data
-    stages = [data[name][PUSH] for name in ("connect_s", "load_s", "notice_s")]
-    assert stages == [[0.005], [0.0], [0.0]]
-    assert taken_line(data) == {"push loads": 1}
-
-
-def taken_line(data: dict[str, Any]) -> dict[str, Any]:
-    """The log line's entries that are not 0 or times."""
-    line = Counts(data).reduce()
-    return {name: value for name, value in line.items() if value and "ms" not in name}
 
 
 def test_workers_and_intervals_add_up() -> None:

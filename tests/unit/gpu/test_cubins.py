@@ -184,48 +184,6 @@ def test_compiled_once_then_cached_and_compiled_anew_where_the_file_is_torn(
     assert origin.look(COPY, "sm_90a") == (Origin.CACHED, first[1])
 
 
-def test_two_processes_that_compile_at_once_get_the_same(cache: Path, no_prebuilt: Path) -> None:
-    script = (
-        "import hashlib, pathlib, sys\n"
-        "from kvxfer.gpu import compiler, origin, prebuilt\n"
-        "from kvxfer.gpu.kernels import kernel_of\n"
-        f"prebuilt.FOLDER = pathlib.Path({str(no_prebuilt)!r})\n"
-        "compiler.version()\n"
-        "print('ready', flush=True)\n"
-        "sys.stdin.readline()\n"
-        "found, cubin = origin.find(kernel_of('copy_vectors'), 'sm_80')\n"
-        "print(found, hashlib.sha256(cubin.code).hexdigest())\n"
-    )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
-    for process in processes:
-        assert process.stdout
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    told = [process.communicate(timeout=200)[0].split() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert told[0][1] == told[1][1]
-    assert only_file(cache).suffix == ".cubin"
-    assert origin.look(COPY, "sm_80")[0] is Origin.CACHED
-
-
-def test_without_a_cache_every_find_compiles(
-    tmp_path: Path, no_prebuilt: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    monkeypatch.setenv("KVXFER_CACHE_DIR", str(file))
-    assert origin.find(COPY, "sm_80") == origin.find(COPY, "sm_80")
-    assert origin.look(COPY, "sm_80")[0] is Origin.COMPILED
-
-
 def test_what_came_with_the_package_is_used_while_its_sources_are_the_same(
     cache: Path, no_prebuilt: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,9 +12,8 @@ import pytest
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer import KVLayout, use_huge_pages
-from kvxfer._native import AgentCore, NativeError
 from kvxfer.agent import Agent
-from kvxfer.errors import UsageError, translate
+from kvxfer.errors import UsageError
 from kvxfer.gpu import availability, calibration, driver, loading, registrable
 from kvxfer.gpu.calibration import Calibration
 from kvxfer.layout.tensor import UNTOLD_GPU, TensorView, view
@@ -103,16 +102,6 @@ def test_where_kernels_cannot_run_a_tensor_on_a_gpu_is_refused_with_the_reason(
         assert not agent.regions
 
 
-def test_this_machine_makes_an_agent_of_a_gpu_or_says_why_not() -> None:
-    reason = availability.availability().reason
-    if not reason:
-        pytest.skip("kernels can run here: tests/gpu")
-    with pytest.raises(UsageError) as caught:
-        Agent("prefill", WITH_GPU)
-    assert caught.value.code == "unsupported"
-    assert reason in str(caught.value)
-
-
 def test_an_agent_without_the_transport_says_how_to_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     no_kernels(monkeypatch, "")
     said = refusal([view(Torch("cuda:2"))], AgentOptions(transports=("tcp",)))
@@ -197,44 +186,6 @@ def test_how_an_agent_copies_is_what_was_found_or_what_its_options_say(
     assert told(staging_nbytes=0, gpu_ctas=7) == (7, 7, 0, 0)
     monkeypatch.setattr(calibration, "shared", lambda index: Calibration())
     assert told() == (16, 4, 0, 0)  # nothing could be measured
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"ipc_ctas": 0},
-        {"staging_ctas": 0},
-        {"staging_ctas": 65536},
-        {"way_samples": [(2, 0, 16, 65536, 1000, 1000)]},
-        {"way_samples": [(0, 2, 16, 65536, 1000, 1000)]},
-        {"way_samples": [(0, 0, 0, 65536, 1000, 1000)]},
-        {"way_samples": [(0, 0, 16, 65536, 1000, 1 << 60)]},
-        {"way_samples": [WAY_SAMPLE] * 257},
-    ],
-)
-def test_the_native_agent_does_not_take_numbers_that_nobody_measured(wrong: dict[str, Any]) -> None:
-    options = replace(WITH_GPU, listen="").to_native()
-    options["gpus"] = [
-        {
-            "device": 0,
-            "kernels": (0, 0, 0),
-            "owner": None,
-            "ipc_ctas": 16,
-            "staging_ctas": 4,
-            "staging_nbytes": 0,
-            "way_samples": [WAY_SAMPLE],
-            **wrong,
-        }
-    ]
-    with pytest.raises(NativeError) as caught:
-        AgentCore("prefill", options)
-    assert translate(caught.value).code == "invalid-argument"
-
-
-def test_the_native_agent_needs_both_the_transport_and_the_kernels() -> None:
-    options = replace(WITH_GPU, listen="").to_native()
-    with pytest.raises(NativeError, match="the agent has no GPU"):
-        AgentCore("prefill", options)
 
 
 def test_huge_pages_are_not_a_gpus() -> None:

@@ -46,18 +46,6 @@ def test_a_value_only_grows_until_it_is_reset(alone: Agent) -> None:
     assert repr(trigger) == "<Trigger at 0>"
 
 
-@pytest.mark.parametrize("value", [0, -1, 2**32, "1", 1.0, None])
-def test_what_is_no_value_is_refused(alone: Agent, value: Any) -> None:
-    trigger = alone.trigger()
-    for verb in (trigger.fire, trigger.at, trigger.by_layer):
-        with pytest.raises(UsageError, match="a trigger's value must be 1 to 4294967295") as raised:
-            verb(value)
-        assert raised.value.code == "invalid-argument"
-    trigger.fire(2**32 - 1)
-    trigger.fire(np.int64(5))  # type: ignore[arg-type]
-    assert trigger.value == 2**32 - 1
-
-
 def test_memory_of_a_callers_is_its_word(alone: Agent) -> None:
     word = np.zeros(1, np.uint32)
     trigger = alone.trigger(word)
@@ -189,16 +177,6 @@ def test_an_event_is_not_asked_for_while_torch_captures_a_graph(
     captures = False
     POSTS[0](ends, after=event)
     assert ends.core.called("after_event")
-
-
-@pytest.mark.parametrize("post", POSTS, ids=["write", "read"])
-def test_triggers_go_to_the_core_as_they_are(ends: Ends, post: Any) -> None:
-    trigger = ends.agent.trigger()
-    for after in (trigger, trigger.at(5), trigger.by_layer(3, 2)):
-        post(ends, after=after)
-        assert isinstance(ends.post()[-1], After)
-    with pytest.raises(UsageError, match="both set when"):
-        ends.agent.write(ends.region, ends.remote, [1], [2], after=trigger, hold=True)
 
 
 @pytest.mark.parametrize("post", POSTS, ids=["write", "read"])

@@ -334,13 +334,10 @@ def test_slices_of_ranks() -> None:
     ("make", "words"),
     [
         (lambda: heads_of(8, 3, 0), "8 heads cannot be divided evenly among tp_size 3"),
-        (lambda: heads_of(3, 8, 0), "3 heads cannot"),
         (lambda: heads_of(8, 4, 4), "tp_rank 4 of tp_size 4"),
-        (lambda: heads_of(0, 4, 0), "slice of 0 heads"),
         (lambda: layers_of(61, 4, 0), "61 layers cannot .* partition="),
         (lambda: layers_of(8, 2, 2), "pp_rank 2 of pp_size 2"),
         (lambda: layers_of(8, 2, 0, [4, 5]), r"\[4, 5\] is not 8 layers in 2 stages"),
-        (lambda: layers_of(8, 2, 0, [8, 0]), "stages of one or more"),
     ],
 )
 def test_slices_that_no_rank_holds(make: Any, words: str) -> None:

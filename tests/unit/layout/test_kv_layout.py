@@ -13,34 +13,6 @@ from kvxfer.errors import UsageError
 from kvxfer.layout.kv_layout import KVLayout
 
 
-def test_stacked_cache() -> None:
-    layout = KVLayout.from_tensor(np.zeros((4, 2, 32, 16, 8, 64), np.float16), "l2bthd")
-    assert (layout.num_layers, layout.num_blocks, layout.block_tokens) == (4, 32, 16)
-    assert (layout.num_kv, layout.num_heads, layout.head_dim) == (2, 8, 64)
-    page = 16 * 8 * 64 * 2
-    assert layout.page_nbytes == 2 * page
-    assert layout.block_nbytes == 8 * page
-    assert (layout.block_stride, layout.kv_stride, layout.layer_stride) == (page, 32 * page, 64 * page)
-    assert layout.nbytes == 4 * 2 * 32 * page
-    assert layout.layer_offsets().tolist() == [[i * 64 * page, (2 * i + 1) * 32 * page] for i in range(4)]
-    assert layout.layers == range(4)
-
-
-def test_keys_then_values_in_one_axis() -> None:
-    # vLLM: a layer's tensor is [B, H, N, 2 * head_dim].
-    layers = [np.zeros((8, 4, 32, 128), np.float16) for _ in range(2)]
-    layout = KVLayout.from_tensors(layers, "bhtc")
-    assert (layout.num_kv, layout.head_dim, layout.num_heads, layout.block_tokens) == (2, 64, 4, 32)
-    offsets = layout.layer_offsets()
-    assert (offsets[:, 1] - offsets[:, 0]).tolist() == [128, 128]
-    assert layout.page_nbytes == 4 * 32 * 128 * 2
-
-
-def test_latent_cache_has_no_values() -> None:
-    layout = KVLayout.from_tensor(np.zeros((3, 8, 16, 576), np.uint16), "lbtd", dtype="bfloat16")
-    assert (layout.num_kv, layout.num_heads, layout.head_dim, layout.dtype) == (1, 1, 576, "bfloat16")
-
-
 def test_a_dtype_may_have_a_short_name_or_be_a_librarys() -> None:
     named: Any
     for named, name in (
@@ -71,26 +43,6 @@ def test_values_below_keys_are_listed() -> None:
     layout = KVLayout.from_tensors([arena[1], arena[0]], "lbthd")
     assert len(layout.offsets) == 6
     assert layout.layer_offsets()[0, 0] > layout.layer_offsets()[0, 1] == 0
-
-
-def test_padded_pages() -> None:
-    padded = np.zeros((8, 81920), np.int8)[:, :68608]
-    layout = KVLayout.from_tensor(padded, "bd")
-    assert (layout.block_stride, layout.page_nbytes, layout.dtype) == (81920, 68608, "int8")
-
-
-def test_slices_are_kept() -> None:
-    layout = KVLayout.from_tensor(
-        np.zeros((2, 2, 4, 8, 4, 16), np.float16),
-        "l2bthd",
-        first_layer=6,
-        total_layers=8,
-        first_head=4,
-        total_heads=16,
-    )
-    assert layout.layers == range(6, 8)
-    assert (layout.first_head, layout.total_heads) == (4, 16)
-    assert KVLayout.from_bytes(layout.to_bytes()) == layout
 
 
 @pytest.mark.parametrize("what", ["head", "layer"])
@@ -201,7 +153,6 @@ def damaged(**changes: Any) -> bytes:
     ("encoded", "words"),
     [
         (b"", "not JSON"),
-        (b"\xff", "not JSON"),
         (b"[]", "not an object"),
         (b"[" * 50_000, "not JSON"),
         (b" " * 70_000, "over the bound"),
@@ -209,52 +160,29 @@ def damaged(**changes: Any) -> bytes:
         (b'{"kvxfer_layout":NaN}', "version"),
         (damaged(kvxfer_layout=None), "no version: field kvxfer_layout is None"),
         (damaged(kvxfer_layout=0), "no version"),
-        (damaged(kvxfer_layout="2"), "no version"),
-        (damaged(kvxfer_layout=True), "version"),
-        (damaged(itemsize=None), "lacks itemsize"),
         (damaged(itemsize=None, itemsiye=1), "lacks itemsize .and has unknown itemsiye"),
-        (damaged(extra=1, needs=["extra"]), "needs extra"),
         (damaged(num_blocks="2"), "not an integer"),
-        (damaged(num_blocks=True), "not an integer"),
         (damaged(num_blocks=0), "num_blocks is 0"),
-        (damaged(num_blocks=1 << 40), "num_blocks"),
-        (damaged(num_layers=5000), "num_layers"),
-        (damaged(itemsize=64), "itemsize"),
         (damaged(num_kv=3), "num_kv"),
-        (damaged(block_stride=-3), "block_stride"),
         (damaged(block_stride=1), "overlap"),
-        (damaged(layer_stride=1), "overlap"),
         (damaged(dtype="x" * 33), "dtype"),
-        (damaged(dtype=4), "not a name"),
-        (damaged(offsets=[1.5]), "list of integers"),
         (damaged(offsets=[0]), "1 offsets"),
         (damaged(offsets=[0, 9, 18, 20], layer_stride=0), "overlap"),
-        (damaged(offsets=[0, 9, 18, 30]), "must be 0"),
         (damaged(first_layer=1), "not within"),
         (damaged(num_blocks=1 << 31, block_stride=1 << 50), "limit"),
         (damaged(dtype="float16"), "an element of float16 has 2 bytes, but itemsize is 1"),
         (damaged(dtype="a\n"), "printable"),
-        (damaged(dtype="é"), "ASCII"),
         (damaged(model="x" * 257), "model"),
         (damaged(model="\ud800"), "model"),
-        (damaged(group=3), "group is a int, not a name"),
         (damaged(null_block=2), "null_block is 2, but the blocks are 0 to 1"),
-        (damaged(null_block=-2), "null_block is -2, but must be -1"),
-        (damaged(cp_size=0), "cp_size is 0"),
         (damaged(cp_size=5000), "cp_size is 5000, but must be 1 to 4096"),
         (damaged(cp_rank=2, cp_size=2), "cp_rank is 2, but the ranks of cp_size 2 are 0 to 1"),
-        (damaged(cp_rank=-1, cp_size=2), "cp_rank is -1"),
-        (damaged(cp_interleave=0), "cp_interleave is 0"),
         (damaged(cp_size=4096, cp_interleave=1 << 30), "tokens exceed"),
         (damaged(quantization=None, needs=["quantization"]), "needs quantization, but has no such"),
-        (damaged(quantization=1), "quantization is a int, not an object"),
         (damaged(quantization={}), "lacks quantization.per"),
-        (damaged(quantization={"per": "tensor"}), "no scales"),
-        (damaged(quantization={"per": "tensor", "scales": [1.0]}), "quantization.scales is not base64"),
         (damaged(quantization={"per": "tensor", "scales": "AAA"}), "quantization.scales is not base64"),
         (damaged(quantization={"per": "tensor", "scales": "AACAPw=="}), "dtype uint8 cannot be scaled"),
         (damaged(quantization={"per": "tensor", "scales": "AADAfw=="}, dtype="int8"), "is nan as float32"),
-        (damaged(quantization={"per": "page", "saturate": 1}), "quantization.saturate is a int"),
         (damaged(quantization={"per": "page", "offset": "4"}), "quantization.offset is a str"),
     ],
 )

@@ -122,20 +122,14 @@ def test_latent_cache_needs_no_axis_for_values() -> None:
     ("make", "words"),
     [
         (lambda: Quantization.per_tensor(0.0), "above 0"),
-        (lambda: Quantization.per_tensor(-1.0), "above 0"),
         (lambda: Quantization.per_tensor(float("nan")), "finite"),
-        (lambda: Quantization.per_tensor(float("inf")), "finite"),
         (lambda: Quantization.per_tensor(1e-60), "is 0.0 as float32"),
-        (lambda: Quantization.per_tensor(1e60), "is inf as float32"),
         (lambda: Quantization.per_layer([[1.0, 1.0], [1.0, -2.0]]), "scale 3 of 4 is -2"),
         (lambda: Quantization.per_layer([1.0, 1.0]), r"shape \(2,\)"),
         (lambda: Quantization.per_head([[1.0]]), r"num_heads\], but have shape \(1, 1\)"),
         (lambda: Quantization("row", (1.0,)), "'row', not one of"),  # type: ignore[arg-type]
         (lambda: Quantization("tensor"), "has no scales"),
-        (lambda: Quantization("layer", (1.0,), block_stride=4), "block_stride must be 0"),
         (lambda: Quantization("page", (1.0,)), "reads its scales from the region"),
-        (lambda: Quantization("page", head_stride=4), "page_head"),
-        (lambda: Quantization("page", offset=1.5), "not an integer"),  # type: ignore[arg-type]
         (lambda: Quantization("page").table(1, 1, 1), "in the region's memory"),
     ],
 )
@@ -149,7 +143,6 @@ def test_absurd_scales(make: Any, words: str) -> None:
     ("quantization", "dtype", "words"),
     [
         (Quantization.per_tensor(1.0), "uint8", "dtype uint8 cannot be scaled"),
-        (Quantization.per_tensor(1.0), "opaque", "dtype opaque cannot be scaled"),
         (
             Quantization.per_layer(np.ones((2, 3))[:, :2]),
             "int8",
@@ -158,8 +151,6 @@ def test_absurd_scales(make: Any, words: str) -> None:
         (Quantization.per_head(np.ones((3, 2, 4))), "int8", "24 scales.*12 .*× 2 heads"),
         (Quantization("tensor", (1.0, 1.0)), "int8", "2 scales.*1 are needed"),
         (Quantization("page", offset=2), "int8", "offset is 2, which is not a multiple"),
-        (Quantization("page", offset=-4), "int8", "offset is -4, but must be 0"),
-        (Quantization("page", block_stride=6), "int8", "block_stride is 6, which is not a multiple"),
         (Quantization("page", offset=4096), "int8", "scales of .*s overlap: 0 bytes"),
         (
             Quantization("page", offset=4096, layer_stride=40, kv_stride=20, block_stride=4),
@@ -193,10 +184,7 @@ def test_scales_that_do_not_fit_the_layout(quantization: Quantization, dtype: st
     [
         (np.ones((3, 2, 5)), "l2b", "float32, but tensor 0 of the scales is float64"),
         (np.ones((3, 2, 5), np.float32), "l2", "do not fit"),
-        (np.ones((3, 2, 5), np.float32), "l2t", "do not fit"),
-        (np.ones((3, 2, 5), np.float32), "llb", "do not fit"),
         (np.ones((3, 2, 6), np.float32), "l2b", "6 along axis b, but the layout has 5 blocks"),
-        (np.ones((3, 5), np.float32), "lb", "1 along axis 2, but the layout has 2 kvs"),
         (np.ones((3, 2, 5, 3), np.float32), "l2bh", "3 along axis h, but the layout has 2 heads"),
         ([], "l2b", "empty list"),
         (None, "l2b", "no scales were given"),

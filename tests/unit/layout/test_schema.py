@@ -14,7 +14,7 @@ from kvxfer.errors import UsageError
 from kvxfer.layout import kv_layout
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.layout.quantization import Quantization
-from kvxfer.layout.schema import Field, Schema, flag, integer, integers, mapping, text
+from kvxfer.layout.schema import Field, Schema, integer, text
 from kvxfer.region_descriptor import RegionDescriptor
 
 PLAIN = KVLayout.from_tensor(np.zeros((4, 2, 3), np.int8), "lbd")
@@ -129,7 +129,6 @@ def test_region_descriptors_of_other_versions() -> None:
     [
         ({"kvxfer_region": 0}, "has no version"),
         ({"incarnation": "xx"}, "incarnation is not a string of hexadecimal digits"),
-        ({"incarnation": 3}, "incarnation is not a string"),
         ({"incarnation": "00"}, "incarnation must have 16 bytes"),
         ({"address": 7}, "address is a int"),
         ({"address": "tcp://0.0.0.0:7"}, "all addresses of a host"),
@@ -137,10 +136,8 @@ def test_region_descriptors_of_other_versions() -> None:
         ({"agent": ""}, "name must be text of 1 to 128 bytes"),
         ({"layout": {}}, "layout is a dict"),
         ({"layout": "\ud800"}, "layout is not a text"),
-        ({"id": "7"}, "id is a str"),
         ({"id": 1 << 64}, "64 bits"),
         ({"num_blocks": 3}, "contradicts"),
-        ({"nbytes": 1}, "contradicts"),
     ],
 )
 def test_damaged_region_descriptors(changes: dict[str, Any], words: str) -> None:
@@ -153,11 +150,8 @@ def test_damaged_region_descriptors(changes: dict[str, Any], words: str) -> None
     ("needs", "words"),
     [
         ("null_block", "needs is not a list"),
-        ([1], "needs is not a list"),
-        ([""], "needs is not a list"),
         (["x" * 65], "needs is not a list"),
         (["x"] * 65, "needs is not a list"),
-        (None, "needs is not a list"),
         (["model"], "needs model, but has no such field"),
         (["quantization.scales"], r"needs quantization\.scales, but has no such field"),
     ],
@@ -165,13 +159,6 @@ def test_damaged_region_descriptors(changes: dict[str, Any], words: str) -> None
 def test_absurd_needs(needs: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         KVLayout.from_bytes(document(PLAIN, needs=needs))
-
-
-def test_needs_of_an_object_that_is_none() -> None:
-    for scales in (3, "per", None):
-        encoded = document(PLAIN, quantization=scales, needs=["quantization.per"])
-        with pytest.raises(UsageError, match=r"needs quantization\.per, but has no such field"):
-            KVLayout.from_bytes(encoded)
 
 
 def test_bounds_of_a_document() -> None:
@@ -187,20 +174,3 @@ def test_bounds_of_a_document() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             schema.decode(encoded, 13)
-
-
-@pytest.mark.parametrize(
-    ("read", "good", "bad"),
-    [
-        (integer, 3, [True, 1.0, "1", None]),
-        (integers, [1, 2], [[True], [1.0], 1, "12", None]),
-        (text, "a", [1, None, ["a"]]),
-        (flag, True, [0, 1, "true", None]),
-        (mapping, {"a": 1}, [[], "a", None]),
-    ],
-)
-def test_readers_take_one_type(read: Any, good: Any, bad: list[Any]) -> None:
-    assert read(good) == (tuple(good) if isinstance(good, list) else good)
-    for value in bad:
-        with pytest.raises(ValueError, match="is"):
-            read(value)

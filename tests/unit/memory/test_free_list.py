@@ -20,16 +20,6 @@ def test_adjacent_blocks_first() -> None:
     assert blocks.owners() == {"a": [0, 2], "b": [3, 4], "c": [1, 5]}
 
 
-def test_exhausted_names_owners_and_gives_nothing() -> None:
-    blocks = BlockFreeList(4)
-    blocks.allocate(3, "greedy")
-    with pytest.raises(ExhaustedError, match="greedy 3") as caught:
-        blocks.allocate(2, "late")
-    assert caught.value.code == "exhausted"
-    assert blocks.num_free == 1
-    assert "late" not in blocks.owners()
-
-
 @pytest.mark.parametrize(
     ("ids", "code"), [([7], "out-of-range"), ([0, 0], "duplicate-block"), ([3], "invalid-argument")]
 )
@@ -40,15 +30,6 @@ def test_what_cannot_come_back_changes_nothing(ids: list[int], code: str) -> Non
         blocks.free([1, *ids] if code == "invalid-argument" else ids)
     assert caught.value.code == code
     assert blocks.owners() == {"a": [0, 1]}
-
-
-def test_all_of_an_owner() -> None:
-    blocks = BlockFreeList(6)
-    blocks.allocate(2, "a")
-    blocks.allocate(2, "b")
-    assert blocks.free_owner("a") == 2
-    assert blocks.free_owner("a") == 0
-    assert blocks.num_free == 4
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 6), st.sampled_from("abc")), max_size=40))

@@ -1,4 +1,4 @@
-"""compile_program, differences, footprint: loops and words, worked out by hand.
+"""compile_program and differences: how many loops there are, what is refused, and the words.
 
 Which byte goes where is compared with an oracle in tests/property/test_plan.py.
 """
@@ -10,54 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from kvxfer.layout.quantization import Quantization
-from kvxfer.plan.compile import compile_program, differences, footprint
+from kvxfer.plan.compile import compile_program, differences
 from kvxfer.plan.program import GATHER_BELOW_NBYTES, MAX_LOOPS
-from tests.unit.plan.expansion import (
-    NUM_BLOCKS,
-    cache,
-    expand,
-    moved,
-    never,
-    page_scaled,
-    refused,
-    wanted,
-    whole,
-)
-
-
-def test_arrays_of_a_program_are_read_only() -> None:
-    program = compile_program(cache(), cache(dtype="bfloat16"))
-    for array in (program.loops, program.conversions, program.scales):
-        assert not array.flags.writeable
-
+from tests.unit.plan.caches import cache, never, page_scaled, refused
 
 # ---- slices ---------------------------------------------------------------------------------------
-
-
-def test_equal_pages_are_one_run_each_of_keys_and_values() -> None:
-    layout = cache()
-    program = compile_program(layout, layout)
-    assert len(program.loops) == 1
-    # 4 tokens × 4 heads × 8 numbers × 2 bytes; K and V are 8 blocks apart.
-    assert expand(program, 1, [3], [5]) == [
-        (4096 + 3 * 256, 4096 + 5 * 256, 256),
-        (4096 + 2048 + 3 * 256, 4096 + 2048 + 5 * 256, 256),
-    ]
-    assert program.pair_nbytes == 512
-    assert (program.units, program.runs_per_pair, program.smallest_run_nbytes) == ((1, 1, 0, 0), 2, 256)
-
-
-def test_layers_are_intersected_and_numbered_as_the_destinations() -> None:
-    src = cache(layers=range(2, 6), total_layers=8)
-    dst = cache(layers=range(4, 8), total_layers=8)
-    program = compile_program(src, dst)
-    assert (program.layers, program.origin, program.num_program_layers) == (range(4, 6), 4, 4)
-    assert program.window(range(5, 6)) == (1, 1)
-    assert moved(program, 1, [0], [0]) == wanted(src, dst, 5, range(4), whole(0, 0, 4))
-    assert expand(program, 2, [0], [0]) == []
 
 
 def test_tokens_and_heads_swap_with_the_source_going_upwards() -> None:
@@ -73,13 +32,6 @@ def test_tokens_and_heads_swap_with_the_source_going_upwards() -> None:
 
 
 # ---- units ----------------------------------------------------------------------------------------
-
-
-def test_interleaved_tokens_make_units_of_their_turn() -> None:
-    src = cache(tokens=4, cp_rank=1, cp_size=2, cp_interleave=2)
-    assert compile_program(src, cache(tokens=8)).units == (2, 4, 0, 0)
-    assert compile_program(src, src).units == (1, 1, 0, 0)  # the same turns: blocks stay whole
-    assert footprint(src).tobytes() == footprint(cache(tokens=4)).tobytes()
 
 
 def test_unit_ids_beyond_32_bits_are_refused() -> None:
@@ -100,8 +52,6 @@ def test_listed_offsets_share_loops_where_they_are_regular() -> None:
     # Layers 0 to 2 step upwards; 3 lies below 2, and 4 is any distance above 3.
     assert program.loops["first_layer"].tolist() == [0, 3]
     assert program.loops["num_layers"].tolist() == [3, 2]
-    for layer in range(5):
-        assert moved(program, layer, [1], [6]) == wanted(src, dst, layer, range(4), whole(1, 6, 4))
 
 
 def test_loops_stand_in_the_order_of_layers(seed: int) -> None:
@@ -151,40 +101,17 @@ def test_scales_that_are_computed_of_too_much_at_once_are_refused() -> None:
 # ---- what differs ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("theirs", "words"),
-    [
-        ({"dim": 16}, ("head_dim", "8 at the source", "16 at the destination")),
-        ({"kv": 1}, ("keys and values", "told apart", "latent")),
-        (
-            {"total_heads": 8},
-            ("heads of the model", "4 at the source", "8 at the destination", "first_head="),
-        ),
-        ({"total_layers": 3}, ("layers of the model", "2 at the source", "3 at the destination")),
-        ({"model": "other"}, ("model", "some", "other")),
-        ({"group": "sliding"}, ("cache group", "full", "sliding")),
-        ({"dtype": "uint8"}, ("dtype", "float16", "uint8 can only be copied as bytes", "float8_e4m3fn")),
-    ],
-)
-def test_fields_that_differ_are_named(theirs: dict[str, Any], words: tuple[str, ...]) -> None:
-    never(cache(model="some", group="full"), cache(**({"model": "some", "group": "full"} | theirs)), *words)
-
-
 def test_every_difference_is_named() -> None:
     theirs = cache(dim=16, total_heads=8, dtype="uint8")
     assert len(differences(cache(), theirs)) == 3
     refused(cache(), theirs, "head_dim", "heads of the model", "dtype")
 
 
-def test_opaque_elements_of_different_size_are_refused() -> None:
-    theirs = cache(dtype="opaque")
-    ours = replace(cache(), dtype="opaque")
-    never(ours, theirs, "bytes of an element", "2 at the source", "1 at the destination")
-
-
-def test_what_is_not_said_does_not_differ() -> None:
-    assert differences(cache(model="some"), cache()) == []
-    assert differences(cache(), cache(group="full")) == []
+def test_what_engines_differ_in_is_named() -> None:
+    never(cache(), cache(kv=1), "keys and values", "told apart", "latent")
+    never(cache(), cache(dtype="uint8"), "dtype", "uint8 can only be copied as bytes", "float8_e4m3fn")
+    opaque = replace(cache(), dtype="opaque"), cache(dtype="opaque")
+    never(*opaque, "bytes of an element", "2 at the source", "1 at the destination")
 
 
 def test_strides_and_pages_are_no_difference() -> None:
@@ -212,24 +139,6 @@ def test_heads_that_an_end_does_not_hold_are_refused() -> None:
     )
     for heads in (range(0), range(0, 4, 2), [0, 1], 4):
         refused(cache(), cache(), "heads", code="invalid-argument", heads=heads)
-
-
-# ---- footprint ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("axes", ["l2bthd", "blht2d"])
-def test_a_footprint_is_every_byte_of_a_block_once(axes: str) -> None:
-    layout = page_scaled(cache(axes, dtype="float8_e4m3fn"), "page_head")
-    loops = footprint(layout)
-    for name in ("offset", "layer_stride", "block_stride", "unit_stride", "strides"):
-        np.testing.assert_array_equal(loops[f"src_{name}"], loops[f"dst_{name}"])
-    assert not loops["conversion"].any()
-    program = compile_program(layout, layout)
-    touched: NDArray[np.int64] = np.zeros(layout.nbytes, np.int64)
-    for layer in range(2):
-        for _, dst, nbytes in expand(program, layer, list(range(NUM_BLOCKS)), list(range(NUM_BLOCKS))):
-            touched[dst : dst + nbytes] += 1
-    assert touched.tolist() == [1] * layout.nbytes
 
 
 # ---- explain --------------------------------------------------------------------------------------

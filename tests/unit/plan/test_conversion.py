@@ -10,12 +10,7 @@ import pytest
 
 from kvxfer.layout.quantization import Per, Quantization
 from kvxfer.plan.compile import compile_program, differences
-from tests.unit.plan.expansion import (
-    cache,
-    never,
-    page_scaled,
-    refused,
-)
+from tests.unit.plan.caches import cache, never, page_scaled, refused
 
 # ---- conversion -----------------------------------------------------------------------------------
 

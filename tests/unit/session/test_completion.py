@@ -41,15 +41,6 @@ async def test_a_waiter_wakes_for_its_key_alone(ring: tuple[Any, Completions]) -
     assert not completions._waiters
 
 
-async def test_what_happened_before_the_wait_is_seen(ring: tuple[Any, Completions]) -> None:
-    core, completions = ring
-    core.add_peer(3, "decode")
-    core.happen("peer-up", peer=3)
-    await completions.until(("peer", 3), lambda: True)
-    looks = iter([False, True])
-    await completions.until(("peer", 3), lambda: next(looks))
-
-
 @pytest.mark.parametrize("timeout_s", [0, 0.001])
 async def test_when_the_time_is_over_it_says_so_and_leaves_nothing(
     ring: tuple[Any, Completions], timeout_s: float
@@ -60,16 +51,6 @@ async def test_when_the_time_is_over_it_says_so_and_leaves_nothing(
     assert not completions._waiters
 
 
-async def test_what_comes_in_time_is_told(ring: tuple[Any, Completions]) -> None:
-    core, completions = ring
-    over: set[int] = set()
-    waiting = asyncio.create_task(completions.until(("lease", 1), lambda: 1 in over, 60))
-    await asyncio.sleep(0)
-    over.add(1)
-    core.happen("lease-ended", lease=1)
-    assert await waiting
-
-
 async def test_cancelling_leaves_nothing(ring: tuple[Any, Completions]) -> None:
     _, completions = ring
     waiting = asyncio.create_task(completions.until(("peer", ANY), lambda: False))
@@ -78,49 +59,6 @@ async def test_cancelling_leaves_nothing(ring: tuple[Any, Completions]) -> None:
     await asyncio.gather(waiting, return_exceptions=True)
     assert waiting.cancelled()
     assert not completions._waiters
-
-
-async def test_closing_wakes_everybody(ring: tuple[Any, Completions]) -> None:
-    _, completions = ring
-    waiting = asyncio.create_task(completions.until(("peer", ANY), lambda: False))
-    await asyncio.sleep(0)
-    completions.stop_watching()
-    completions.shut(AgentError("closed by the test", code="closed"))
-    with pytest.raises(AgentError, match="closed by the test"):
-        await waiting
-
-
-def test_several_loops_and_threads_wait_at_once(ring: tuple[Any, Completions]) -> None:
-    core, completions = ring
-    over: set[int] = set()
-    ready = threading.Barrier(5)
-    results: list[object] = []
-
-    def on_loop(number: int) -> None:
-        async def main() -> None:
-            waiting = asyncio.create_task(completions.until(("lease", number), lambda: number in over))
-            await asyncio.sleep(0)
-            ready.wait()
-            await waiting
-            results.append(number)
-
-        asyncio.run(asyncio.wait_for(main(), 60))
-
-    def on_thread(number: int) -> None:
-        ready.wait()
-        results.append(number if completions.block_until(lambda: number in over, 60) else None)
-
-    threads = [threading.Thread(target=on_loop, args=(i,)) for i in (1, 2)]
-    threads += [threading.Thread(target=on_thread, args=(i,)) for i in (3, 4)]
-    for thread in threads:
-        thread.start()
-    ready.wait()
-    for number in (4, 2, 3, 1):
-        over.add(number)
-        core.happen("lease-ended", lease=number)
-    for thread in threads:
-        thread.join(60)
-    assert sorted(results, key=str) == [1, 2, 3, 4]
 
 
 def test_what_comes_between_the_last_look_and_the_sleep_is_seen(ring: tuple[Any, Completions]) -> None:
@@ -150,29 +88,6 @@ def test_blocking_gives_up_in_time(ring: tuple[Any, Completions]) -> None:
     assert not completions.block_until(lambda: False, 0.0)
     assert not completions.block_until(lambda: False, 0.001)
     assert not completions._driver
-
-
-def test_a_blocked_thread_learns_of_the_close(ring: tuple[Any, Completions]) -> None:
-    _, completions = ring
-    failures: list[BaseException] = []
-    started = threading.Event()
-
-    def wait() -> None:
-        def never() -> bool:
-            started.set()
-            return False
-
-        try:
-            completions.block_until(never, 60)
-        except AgentError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    started.wait(60)
-    completions.shut(AgentError("closed by the test", code="closed"))
-    thread.join(60)
-    assert len(failures) == 1
 
 
 def test_what_blocked_threads_slept_on_is_closed_with_the_agent(ring: tuple[Any, Completions]) -> None:

@@ -152,11 +152,6 @@ def test_the_newest_are_kept_and_the_others_counted() -> None:
         assert first.transfer < second.transfer < third.transfer
 
 
-def test_no_more_than_the_most_are_kept() -> None:
-    with Agent("alone") as agent, pytest.raises(NativeError):
-        core_of(agent).watch_records(1 << 17)
-
-
 # ---- what is open -----------------------------------------------------------------------------------
 
 
@@ -178,21 +173,6 @@ def test_a_held_write_is_seen_and_cancelled(transport: str) -> None:
         (ended,) = await_records(prefill.agent, 1)
         assert (ended.outcome, ended.code, ended.transfer) == ("cancelled", "cancelled", seen.transfer)
         assert decode(core.open_transfers(8)) == []
-
-
-def test_leases_are_listed() -> None:
-    with connected_pair(AgentOptions(transports=("shm",))) as pair:
-        core, region = core_of(pair.decode.agent), pair.decode.region
-        region.grant(pair.decode.peer, mode="write", ttl_s=600)
-        some = region.grant(pair.decode.peer, mode="read", blocks=[1, 2], ttl_s=600)
-        whole, named = core.leases(8)
-        assert whole["holder"] == "prefill"
-        assert (whole["mode"], whole["num_blocks"], whole["state"]) == ("write", None, "active")
-        assert (named["mode"], named["num_blocks"]) == ("read", 2)
-        assert 0 < named["seconds_left"] <= 600
-        assert [one["lease"] for one in core.leases(1)] == [whole["lease"]]
-        some.revoke_blocking()
-        assert len(core.leases(8)) == 1
 
 
 # ---- forks ------------------------------------------------------------------------------------------

@@ -8,17 +8,14 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvxfer.bench.gpu import check as gpu_check
 from kvxfer.bench.gpu import step as gpu_step
 from kvxfer.bench.gpu import tests as gpu_tests
-from kvxfer.bench.gpu.check import EXIT_SAID, GROUPS, GpuOptions
-from kvxfer.bench.gpu.shown import parts
+from kvxfer.bench.gpu.check import EXIT_SAID, GpuOptions
 from kvxfer.bench.gpu.step import Step
-from kvxfer.bench.report.document import Table, Words
 
 ROOT = Path(__file__).parents[4]
 
@@ -80,13 +77,6 @@ def test_a_test_that_does_not_end_is_told_with_its_threads(tree: Path) -> None:
     assert "in test_last" in logs(tree)
 
 
-def test_tests_that_do_not_load_are_wrong(tree: Path) -> None:
-    found = run_tests(tree, "pass\nimport nothing_of_the_kind")
-    assert found.state == "failed"
-    assert found.num_passed == 0
-    assert "nothing_of_the_kind" in found.shown
-
-
 def test_what_a_step_has_started_ends_with_it(tmp_path: Path) -> None:
     code = (
         "import subprocess, sys, time\n"
@@ -109,12 +99,6 @@ def is_alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def test_a_step_is_not_begun_without_time(tmp_path: Path) -> None:
-    step = Step("late", (sys.executable, "-c", "print('here')"), 60.0, least_s=15.0)
-    assert gpu_step.run(step, 14.0, tmp_path) is None
-    assert list(tmp_path.iterdir()) == []
 
 
 # Prints as kvxfer.bench.gpu.figures does: two groups break the device, and one reports an error.
@@ -160,19 +144,6 @@ def test_a_copy_that_breaks_the_device_takes_no_other_group_along(
     assert json.loads((tmp_path / "out.json").read_text()) == check.result
 
 
-def test_what_no_time_is_left_for_is_named(tmp_path: Path) -> None:
-    check = a_check(tmp_path, 5.0)
-    gpu_check.tests(check)
-    gpu_check.figures(check)
-    told = [row["words"] for row in check.result["not_run"]]
-    assert "tests/gpu/test_copies.py: no time is left" in told
-    assert "figures, pages: no time is left" in told
-    assert len(told) == len(gpu_check._TESTS) + len(GROUPS)
-    *_, verdict = parts(check.result)
-    assert isinstance(verdict, Words)
-    assert verdict.text.endswith(f"; {len(told)} not run")
-
-
 def test_every_file_of_tests_that_need_a_gpu_is_run() -> None:
     files = {
         path.stem.removeprefix("test_")
@@ -180,38 +151,3 @@ def test_every_file_of_tests_that_need_a_gpu_is_run() -> None:
         if "mark.gpu" in path.read_text()
     }
     assert files == set(gpu_check._TESTS)
-
-
-def row(name: str, **what: Any) -> dict[str, Any]:
-    return {
-        "group": "pages", "name": name, "gb_per_s": 2870.5, "ratio": 0.95, "least": 0.9, "most": 1.0,
-        "asked": 0.9, "submit_us": 181.0, **what,
-    }  # fmt: skip
-
-
-def test_the_table_says_what_is_missed_and_what_is_wrong(tmp_path: Path) -> None:
-    result = a_check(tmp_path, 5.0).result
-    delay = {"waited_us": 1000.0, "p90_us": 7.0, "p99_us": 8.0}
-    words = {"name": "with fences", "is_fenced": True, "num_rounds": 5}
-    result |= {
-        "tests": [
-            {"file": "tests/gpu/test_pool.py", "state": "failed", "num_passed": 2, "num_skipped": 1,
-             "wrong": ["x"], "taken_s": 1.0, "shown": ""},
-        ],
-        "row": [row("both, 16 KiB"), row("gather, 16 KiB", ratio=0.85), row("limit", asked=0, submit_us=0.0)],
-        "trigger": [{"name": "store, spinning", "p50_us": 5.1, **delay}],
-        "litmus": [{**words, "at_host": 0, "at_stream": 0, "of_host": 0}],
-        "not_run": [{"words": "racecheck: no time is left"}],
-        "wrong": [{"words": "it broke"}],
-    }  # fmt: skip
-    *shown, verdict = parts(result)
-    cells = {
-        str(row[0]): [str(cell) for cell in row[1:]]
-        for part in shown
-        if isinstance(part, Table)
-        for row in part.rows
-    }
-    assert cells["both, 16 KiB"] == ["2870.5", "0.950", "0.90 - 1.00", "0.90", "181"]
-    assert sum(cell.endswith(" *") for row in cells.values() for cell in row) == 2
-    assert cells["store, spinning"][0] == "5.1 *"
-    assert verdict == Words("1 WRONG; 2 figures miss their targets (*); 1 not run", "bold")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kvxfer.bench.report.comparison import MIN_RUNS, compare_figure, ratio_interval
+from kvxfer.bench.report.comparison import MIN_RUNS, compare_figure
 
 
 def runs(around: float, num_runs: int, seed: int) -> list[float]:
@@ -17,23 +17,6 @@ def test_clear_gain_is_faster_for_rates_and_times_alike() -> None:
     assert compare_figure("total_ms.median", slow, quick).verdict == "slower"
     assert compare_figure("p50_us", quick, slow).verdict == "faster"
     assert compare_figure("cpu_s_per_gib", slow, quick).verdict == "worse"
-
-
-def test_interval_holds_the_ratio_and_is_the_same_for_the_same_seed() -> None:
-    first, second = runs(1.0, 20, 3), runs(1.5, 20, 4)
-    low, high = ratio_interval(first, second)
-    assert 1.4 < low < 1.5 < high < 1.6
-    assert ratio_interval(first, second) == (low, high)
-    assert ratio_interval(first, second, seed=9) != (low, high)
-
-
-def test_intervals_of_equal_runs_seldom_exclude_one() -> None:
-    # 200 pairs without a difference: 95% intervals, of the median of few runs, so some slack.
-    wrong = 0
-    for seed in range(200):
-        low, high = ratio_interval(runs(1.0, 8, 2 * seed), runs(1.0, 8, 2 * seed + 1))
-        wrong += not low <= 1 <= high
-    assert wrong <= 24
 
 
 def test_what_chance_may_explain_is_not_told_apart() -> None:

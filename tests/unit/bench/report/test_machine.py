@@ -2,8 +2,6 @@ import json
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from kvxfer.bench.report import machine
 
 
@@ -19,23 +17,6 @@ def test_this_machine_is_described_as_json_can_carry_it() -> None:
     assert found["kernel"] in machine.in_words(found)
     unknown = {**found, **dict.fromkeys(("cpu", "commit"))}
     assert "None" not in machine.in_words(unknown)
-
-
-@pytest.mark.parametrize(
-    ("cpuinfo", "name"),
-    [
-        (
-            "cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n\nmodel name\t: other\n",
-            "AMD EPYC (family 26, model 2)",
-        ),
-        ("model name\t: Neoverse\n", "Neoverse"),
-        ("CPU part\t: 0xd40\n", None),
-    ],
-)
-def test_processor_is_named_with_what_tells_it_from_others_of_that_name(
-    cpuinfo: str, name: str | None
-) -> None:
-    assert machine._processor(cpuinfo) == name
 
 
 def test_commit_is_that_of_the_checkout_and_says_when_files_differ(tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
-import errno
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from kvxfer.bench.run import counters
 from kvxfer.bench.run.counters import EVENTS, Counters
 
 # It has a thread before it is counted, and starts another one for each line that it reads.
@@ -61,27 +59,3 @@ def test_what_a_process_does_within_the_block_is_counted_or_it_is_said_why_not(
     with counted.counting(busy.pid):
         pass
     assert counted.figures(1).get("instructions", 0) < 10**6
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (errno.ENOENT, "this machine counts none"),
-        (errno.EACCES, "set kernel.perf_event_paranoid"),
-        (errno.EMFILE, "Too many open files"),
-    ],
-)
-def test_one_event_that_cannot_be_counted_is_left_out_with_the_reason(
-    busy: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, error: int, words: str
-) -> None:
-    monkeypatch.setattr(counters, "EVENTS", {"cycles": (0, 0)})
-
-    def refuse(kind: int, event: int, thread: int) -> int:
-        raise OSError(error, "Too many open files")
-
-    monkeypatch.setattr(counters, "_open", refuse)
-    counted = Counters()
-    with counted.counting(busy.pid):
-        pass
-    assert words in counted.not_counted["cycles"]
-    assert counted.figures(1) == {}

@@ -1,6 +1,5 @@
 import pytest
 
-from kvxfer.bench.errors import BenchError
 from kvxfer.bench.work.models import model
 
 
@@ -16,8 +15,3 @@ def test_bytes_of_a_token_are_those_of_the_models_config(name: str, token_nbytes
     shape = model(name)
     assert shape.block_nbytes == 16 * token_nbytes
     assert [shape.blocks_for(num_tokens) for num_tokens in (1, 16, 17)] == [1, 1, 2]
-
-
-def test_unknown_model_is_refused_in_words() -> None:
-    with pytest.raises(BenchError, match=r"unknown model 'GPT-2'; known are Llama-3\.1-8B"):
-        model("GPT-2")

@@ -16,11 +16,6 @@ def filled(
     return filler, pages, rows, keys
 
 
-def test_pages_that_were_filled_pass() -> None:
-    filler, pages, rows, keys = filled()
-    assert filler.check(pages, rows, keys) is None
-
-
 @pytest.mark.parametrize(("page", "byte"), [(0, 0), (63, 1), (64, 2047), (199, 4095)])
 def test_one_flipped_bit_is_found_where_it_is(page: int, byte: int) -> None:
     filler, pages, rows, keys = filled()
@@ -41,12 +36,3 @@ def test_pages_that_are_not_what_belongs_there_are_found(change: str) -> None:
     wrong = filler.check(pages, rows, keys)
     assert wrong is not None
     assert wrong.page == 4
-
-
-def test_keys_differ_between_requests_layers_and_pages() -> None:
-    keys = np.concatenate([page_keys(r, layer, num_pages=50) for r in range(20) for layer in range(20)])
-    assert len(np.unique(keys)) == len(keys)
-
-
-def test_order_names_every_block_once(seed: int) -> None:
-    assert sorted(block_order(100, seed).tolist()) == list(range(100))

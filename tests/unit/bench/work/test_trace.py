@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvxfer.bench.errors import BenchError
-from kvxfer.bench.work.trace import SAMPLE, TraceRequest, read_trace, scale
+from kvxfer.bench.work.trace import TraceRequest, read_trace, scale
 
 GOOD = {"timestamp": 1500, "input_length": 600, "output_length": 7, "hash_ids": [0, 3]}
 
@@ -13,12 +13,6 @@ GOOD = {"timestamp": 1500, "input_length": 600, "output_length": 7, "hash_ids": 
 def test_lines_become_requests(tmp_path: Path) -> None:
     (tmp_path / "trace.jsonl").write_text(json.dumps(GOOD) + "\n")
     assert read_trace(str(tmp_path / "trace.jsonl")) == [TraceRequest(600, 7)]
-
-
-def test_a_sample_is_carried() -> None:
-    requests = read_trace(SAMPLE)
-    assert len(requests) == 200
-    assert all(request.input_tokens > 0 for request in requests)
 
 
 @pytest.mark.parametrize(
@@ -36,13 +30,6 @@ def test_wrong_line_is_named(tmp_path: Path, record: Any, words: str) -> None:
     with pytest.raises(BenchError, match=r"trace\.jsonl:2: not a request: ") as caught:
         read_trace(str(path))
     assert words in str(caught.value)
-
-
-def test_what_is_no_trace_is_said() -> None:
-    with pytest.raises(BenchError, match="the trace 'sharegpt' is neither"):
-        read_trace("sharegpt")
-    with pytest.raises(BenchError, match="has 1 requests, fewer than --requests 2"):
-        scale([TraceRequest(10, 1)], 2, 100)
 
 
 def test_lengths_are_scaled_by_one_factor_to_the_longest_and_never_stretched() -> None:
