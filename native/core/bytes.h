@@ -58,7 +58,9 @@ class Writer {
   template <class T>
     requires std::is_integral_v<T> || std::is_enum_v<T>
   void number(T value) {
-    append(&value, sizeof value);
+    if (bytes_.size() - num_ < sizeof value) grow(sizeof value);
+    std::memcpy(bytes_.data() + num_, &value, sizeof value);  // one store, since the length is known here
+    num_ += sizeof value;
   }
 
   // A whole record or array of bytes as it lies in memory.

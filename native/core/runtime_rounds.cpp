@@ -109,7 +109,7 @@ bool Runtime::round(bool look) {
   // Pieces that those frames posted move at once: a page goes from the frame that offers it to the frame
   // that reports it without a system call in between that asks for other input.
   bool still = rails_.busy();
-  for (int round = 0; round < kMoves && still && now() - at < kMovesNs; ++round) {
+  for (int round = 0; round < kMoves && still && (round == 0 || now() - at < kMovesNs); ++round) {
     rails_.move(at, *engine_);
     engine_->pump(at);
     still = rails_.busy();

@@ -175,6 +175,14 @@ void Session::queue(const wire::Message& message) {
 }
 
 Result<std::optional<wire::Message>> Session::receive(Time now, wire::ByteSpan frame) {
+  std::optional<wire::Message> message;
+  Status status = receive(now, frame, message);
+  if (!status.ok()) return status;
+  return message;
+}
+
+// Leaves `message` empty where it is the session's own.
+Status Session::receive(Time now, wire::ByteSpan frame, std::optional<wire::Message>& message) {
   if (state_ == State::kClosed) return reason_;
   const Result<wire::Header> header_result = wire::decode_header(frame, max_body());
   if (!header_result.ok()) return violate(Code::kProtocol, header_result.status().message());
@@ -193,38 +201,36 @@ Result<std::optional<wire::Message>> Session::receive(Time now, wire::ByteSpan f
                    std::string(wire::name_of(header.type)) + " in state " + std::string(name_of(state_)));
 
   const wire::ByteSpan body = frame.subspan(wire::kHeaderNbytes, header.body_nbytes);
-  Result<wire::Message> decoded = wire::decode(header, body);
-  if (!decoded.ok()) {
+  if (Status decoded = wire::decode(header, body, message.emplace()); !decoded.ok()) {
     answer_unknown_version(header, body);
-    return violate(Code::kProtocol, decoded.status().message());
+    return violate(Code::kProtocol, decoded.message());
   }
-  wire::Message& message = decoded.value();
   last_heard_at_ = now;
   if (state_ == State::kOpen) give_up_at_ = after(now, config_.silent_ns);
   stood_still_ns_ = 0;
   num_standstills_ = 0;
 
   Status status;
-  if (const auto* hello = std::get_if<wire::Hello>(&message)) {
+  if (const auto* hello = std::get_if<wire::Hello>(&*message)) {
     status = on_hello(now, *hello, body);
-  } else if (const auto* challenge = std::get_if<wire::Challenge>(&message)) {
+  } else if (const auto* challenge = std::get_if<wire::Challenge>(&*message)) {
     status = on_challenge(now, *challenge, body);
-  } else if (const auto* proof = std::get_if<wire::Proof>(&message)) {
+  } else if (const auto* proof = std::get_if<wire::Proof>(&*message)) {
     status = on_proof(now, *proof);
-  } else if (const auto* goodbye = std::get_if<wire::Goodbye>(&message)) {
+  } else if (const auto* goodbye = std::get_if<wire::Goodbye>(&*message)) {
     status = on_goodbye(*goodbye);
   } else {
     state_ = transition->to;
-    if (const auto* heartbeat = std::get_if<wire::Heartbeat>(&message)) {
+    if (const auto* heartbeat = std::get_if<wire::Heartbeat>(&*message)) {
       status = on_heartbeat(now, *heartbeat);
-    } else if (const auto* ack = std::get_if<wire::HeartbeatAck>(&message)) {
+    } else if (const auto* ack = std::get_if<wire::HeartbeatAck>(&*message)) {
       status = on_heartbeat_ack(now, *ack);
     } else {
-      return std::optional<wire::Message>(std::move(message));
+      return {};
     }
   }
-  if (!status.ok()) return status;
-  return std::optional<wire::Message>();
+  message.reset();
+  return status;
 }
 
 Status Session::check_number_and_mac(const wire::Header& header, wire::ByteSpan frame) {

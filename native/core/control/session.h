@@ -180,6 +180,7 @@ class Session {
   void allow_for_standstill(Time now);
   Time limit_ns() const noexcept;  // of the handshake, or of silence
 
+  Status receive(Time now, wire::ByteSpan frame, std::optional<wire::Message>& message);
   Status check_number_and_mac(const wire::Header& header, wire::ByteSpan frame);
   Status on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body);
   Status on_challenge(Time now, const wire::Challenge& challenge, wire::ByteSpan body);

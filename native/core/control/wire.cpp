@@ -532,17 +532,15 @@ std::size_t kind_of(FrameType type) noexcept {
 }
 
 template <std::size_t I>
-Message get_alternative(Reader& in) {
-  Message message(std::in_place_index<I>);
-  get(in, std::get<I>(message));
-  return message;
+void get_alternative(Reader& in, Message& into) {
+  get(in, into.emplace<I>());
 }
 
 template <std::size_t... I>
-Message get_message(std::size_t kind, Reader& in, std::index_sequence<I...>) {
-  using Get = Message (*)(Reader&);
+void get_message(std::size_t kind, Reader& in, Message& into, std::index_sequence<I...>) {
+  using Get = void (*)(Reader&, Message&);
   static constexpr Get kGets[] = {&get_alternative<I>...};
-  return kGets[kind](in);
+  kGets[kind](in, into);
 }
 
 // What encode reserves: tables dominate, the fixed fields of every message fit into the rest.
@@ -618,13 +616,11 @@ std::string_view name_of(FrameType type) noexcept {
 
 Result<Header> decode_header(ByteSpan bytes, std::uint32_t max_body) {
   if (bytes.size() < kHeaderNbytes) return Status(Code::kAgain, "the header is incomplete");
-  Reader in("header", bytes.first(kHeaderNbytes));
   Header header;
-  header.body_nbytes = in.number<std::uint32_t>("body_nbytes");
-  header.type = FrameType{in.number<std::uint16_t>("type")};
-  header.flags = in.number<std::uint16_t>("flags", 0, 0);
-  header.sequence = in.number<std::uint64_t>("sequence");
-  if (!in.ok()) return in.status();
+  static_assert(sizeof header == kHeaderNbytes && kPlain<Header>);
+  std::memcpy(&header, bytes.data(), sizeof header);
+  if (header.flags != 0)
+    return Status(Code::kProtocol, "header.flags: " + std::to_string(header.flags) + ", must be 0 to 0");
   if (kind_of(header.type) == kNumKinds)
     return Status(Code::kProtocol, "header.type: " + std::to_string(static_cast<unsigned>(header.type)) +
                                        " is not a frame type; is the other end a kvxfer agent?");
@@ -637,10 +633,7 @@ Result<Header> decode_header(ByteSpan bytes, std::uint32_t max_body) {
 
 Bytes encode(const Message& message, std::uint64_t sequence) {
   Writer out(kHeaderNbytes + estimate_nbytes(message) + kMacNbytes);
-  out.number(std::uint32_t{0});  // body_nbytes: known at the end
-  out.number(type_of(message));
-  out.number(std::uint16_t{0});  // flags
-  out.number(sequence);
+  out.raw(Header{.type = type_of(message), .sequence = sequence});  // its length is known at the end
   std::visit([&](const auto& alternative) { put(out, alternative); }, message);
   out.raw(std::array<std::byte, kMacNbytes>{});
   Bytes frame = out.take();
@@ -649,16 +642,21 @@ Bytes encode(const Message& message, std::uint64_t sequence) {
   return frame;
 }
 
-Result<Message> decode(const Header& header, ByteSpan body) {
+Status decode(const Header& header, ByteSpan body, Message& into) {
   const std::size_t kind = kind_of(header.type);
   if (kind == kNumKinds || body.size() != header.body_nbytes)
     return Status(Code::kProtocol, std::string(name_of(header.type)) + ": its header announces " +
                                        std::to_string(header.body_nbytes) + " bytes, but there are " +
                                        std::to_string(body.size()));
   Reader in(kKinds[kind].name, body);
-  Message message = get_message(kind, in, std::make_index_sequence<kNumKinds>());
+  get_message(kind, in, into, std::make_index_sequence<kNumKinds>());
   in.end();
-  if (!in.ok()) return in.status();
+  return in.status();
+}
+
+Result<Message> decode(const Header& header, ByteSpan body) {
+  Message message;
+  if (Status status = decode(header, body, message); !status.ok()) return status;
   return message;
 }
 

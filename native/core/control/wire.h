@@ -293,6 +293,7 @@ std::string on_one_line(std::string text);
 FrameType type_of(const Message& message) noexcept;
 std::string_view name_of(FrameType type) noexcept;  // "OFFER"
 
+// As it lies in a frame.
 struct Header {
   std::uint32_t body_nbytes = 0;
   FrameType type = FrameType::kHello;
@@ -308,7 +309,9 @@ Result<Header> decode_header(ByteSpan bytes, std::uint32_t max_body);
 // A whole frame with `sequence` in its header and zeros where the mac goes.
 Bytes encode(const Message& message, std::uint64_t sequence);
 
-// The body's message. kProtocol with the field's name where the bytes are not what encode writes.
+// The body's message. kProtocol with the field's name where the bytes are not what encode writes; what is in
+// `into` then means nothing.
+Status decode(const Header& header, ByteSpan body, Message& into);
 Result<Message> decode(const Header& header, ByteSpan body);
 
 }  // namespace kvxfer::wire

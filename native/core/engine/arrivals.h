@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <list>
 #include <optional>
-#include <vector>
 
 #include "core/bit_set.h"
+#include "core/few.h"
 #include "kvxfer/copy_program.h"
 
 namespace kvxfer {
@@ -52,7 +52,7 @@ class Arrivals {
   PieceGrid grid_;
   BitSet in_;  // of pieces that have arrived, over whichever rail
   std::uint32_t num_in_ = 0;
-  std::vector<std::uint32_t> num_left_;  // for each layer of the transfer: pieces that have not arrived
+  Few<std::uint32_t, 2> num_left_;  // for each layer of the transfer: pieces that have not arrived
   std::uint32_t next_ = 0;
   std::list<std::uint32_t> redo_;  // a list, since an empty one has allocated nothing
   std::uint64_t num_redone_ = 0;

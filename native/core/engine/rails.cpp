@@ -122,7 +122,7 @@ Code Rails::post(Rail& rail, Work& work, TransferEnd& transfer) {
   work.id = next_work_++;
   // Everything that remembers the work exists before a byte of it can land.
   if (is_awaited(work.kind) && !rail.watch_) watch_on(rail);
-  transfer.posted.emplace_back(work.id, rail.id());
+  transfer.posted.push_back({work.id, rail.id()});
   const std::size_t of_class = rail.class_of(transfer.priority);
   Code posted = Code::kAgain;
   try {

@@ -7,7 +7,7 @@ namespace kvxfer {
 
 void TransferEnd::forget_work(WorkId work) {
   const auto found =
-      std::find_if(posted.begin(), posted.end(), [work](const auto& entry) { return entry.first == work; });
+      std::find_if(posted.begin(), posted.end(), [work](const auto& entry) { return entry.work == work; });
   if (found != posted.end()) posted.erase(found);
 }
 

@@ -12,6 +12,7 @@
 #include "core/control/wire.h"
 #include "core/engine/timers.h"
 #include "core/engine_host.h"
+#include "core/few.h"
 #include "core/handle.h"
 #include "core/lease.h"
 #include "core/linked_list.h"
@@ -55,14 +56,17 @@ struct TransferEnd : Linked<TransferEnd> {
   bool lease_named = false;
   // Of a write, kFlagLastWord: at its source until the word has come, at its destination until it was sent.
   bool owes_word = false;
-  std::vector<LeaseId> leases;  // leases that allow it: Leases::find
+  Few<LeaseId, 2> leases;  // leases that allow it: Leases::find
   std::uint32_t lacks_block = 0;  // the first block that no lease allows, if Leases::find found one
   Charge tables, event;  // to a peer's budget: Admission. `event` goes with the notification
   bool counted = false;  // among the open transfers of its session: Admission
   Timers::Timer timer;  // its deadline; once it drains, the next line for the log
   Time draining_since = 0;  // Draining
-  // Few, at most as many as the windows of rails: Rails::post.
-  std::vector<std::pair<WorkId, RailId>> posted;
+  struct Posted {
+    WorkId work;
+    RailId rail;
+  };
+  Few<Posted, 2> posted;  // at most as many as the windows of rails: Rails::post
 
   bool is_source() const noexcept { return timer_kind == TimerKind::kSource; }
   RegionId remote_region() const noexcept { return move->remote_region; }
