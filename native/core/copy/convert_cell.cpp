@@ -1,4 +1,4 @@
-#include "core/copy/cell.h"
+#include "core/copy/convert_cell.h"
 
 #include <algorithm>
 #include <cstring>
