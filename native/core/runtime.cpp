@@ -381,7 +381,7 @@ Result<RegionId> Runtime::register_region(std::string name,
 
 bool Runtime::take_ended(const std::function<bool()>& is_so) {
   for (int round = 0; round < kEndedRounds; ++round)
-    if (is_so() || !rails_.move(now(), *engine_)) break;
+    if (is_so() || !rails_.poll(now(), *engine_)) break;
   return is_so();
 }
 
