@@ -80,8 +80,8 @@ class TransferEnds {
     if (!is_under_way(end)) return drained(end);
     if (end.draining_since == 0) draining_.begin(end);
   }
-  // Of an end that has drained: tells its caller, or the caller here to whom its notification goes.
-  void tell(End& end, std::uint32_t num_pieces, bool notifies, std::vector<std::uint32_t> failed_blocks) {
+  // Of an end that has drained: to its caller, or to the caller here to whom its notification goes.
+  void report(End& end, std::uint32_t num_pieces, bool notifies, std::vector<std::uint32_t> failed_blocks) {
     const bool done = end.state == TransferState::kDone;
     give_back(end);
     context_.timers.clear(end.timer);
