@@ -147,9 +147,8 @@ class Sessions {
   void dialling(Peer& peer);
   // Returns nothing for the session's own frames. An error: it closed for that reason.
   Result<std::optional<wire::Message>> receive(Peer& peer, wire::ByteSpan frame);
-  bool has_opened(
-      // True once; from then on it is found by its name, and by its number if this end took the call.
-      Peer& peer);
+  // True once; from then on it is found by its name, and by its number if this end took the call.
+  bool has_opened(Peer& peer);
   bool heard_heartbeat(Peer& peer);  // true once for each
   bool heard_acknowledgement(Peer& peer);  // of ours; true once for each
   Status disconnected(Peer& peer, const std::string& why);
