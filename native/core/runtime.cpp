@@ -567,7 +567,7 @@ Status Runtime::set_secrets(std::string first, std::string second) {
 }
 
 void Runtime::close_session(SessionKey session) {
-  connections_.close(session);
+  connections_.close_session(session);
   rails_.unbind_session(session);
 }
 

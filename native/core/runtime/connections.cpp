@@ -330,7 +330,7 @@ EngineHost::Unsent Connections::unsent(SessionKey session) const {
   return {found->second->socket->num_unsent(), found->second->socket->is_full()};
 }
 
-void Connections::close(SessionKey session) {
+void Connections::close_session(SessionKey session) {
   for (auto next = waiting_.begin();
        next != waiting_.end();) {  // its future rails, and itself if it is being dialled
     Connection& connection = **next++;

@@ -53,7 +53,7 @@ class Connections final : public Listeners::Host {
   // ---- as EngineHost's
   void send(SessionKey session, wire::Bytes&& frame);
   EngineHost::Unsent unsent(SessionKey session) const;
-  void close(SessionKey session);
+  void close_session(SessionKey session);
   // For a session that has opened; returns how many it started.
   std::uint32_t dial_rails(SessionKey session);
   void dial_rail(SessionKey session, const wire::RailName& rail);

@@ -287,11 +287,11 @@ void RailTable::detach(RailId rail, RegionId region) {
   if (const Place* const place = find(rail)) transports_[place->first]->detach(place->second, region);
 }
 
-void RailTable::drop(RailId rail) {
+void RailTable::drop_rail(RailId rail) {
   if (const Place* const place = find(rail)) unbind(*place);
 }
 
-void RailTable::deregister_memory(RegionId region) {
+void RailTable::region_fenced(RegionId region) {
   for (auto& transport : transports_) transport->deregister_memory(region);
 }
 

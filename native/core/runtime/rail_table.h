@@ -86,8 +86,8 @@ class RailTable {
   void cancel(RailId rail, std::span<const WorkId> works);
   Status attach(RailId rail, const RemoteRegion& region);
   void detach(RailId rail, RegionId region);
-  void drop(RailId rail);
-  void deregister_memory(RegionId region);
+  void drop_rail(RailId rail);
+  void region_fenced(RegionId region);
 
   // ---- peers that may still have memory of a region mapped
   bool held_by_peers(RegionId region) const;
