@@ -419,8 +419,8 @@ bool Runtime::revoke(LeaseId lease, Time timeout_ns) {
 }
 
 Result<int> Runtime::watch_records(std::size_t capacity) {
-  const std::lock_guard watching(
-      watching_);  // if several threads call this at a time, the last call takes effect
+  // If several threads call this at a time, the last call takes effect.
+  const std::lock_guard watching(watching_);
   Result<int> fd = records_.resize(capacity);
   if (fd.ok())
     with_engine([&](Engine& engine, Time) { engine.watch_records(capacity == 0 ? nullptr : &records_); });

@@ -204,8 +204,8 @@ class Sessions {
   SessionConfig config_;  // for the next session
   SessionKey next_key_ = 1;
   std::map<SessionKey, std::unique_ptr<Peer>> peers_;
-  std::map<wire::Id128, SessionKey>
-      by_id_;  // of open sessions that this end took: this end drew their numbers
+  // Of open sessions that this end took: this end drew their numbers.
+  std::map<wire::Id128, SessionKey> by_id_;
   PeerNames names_;  // of all that have opened
   LinkedList<PeerName> undecided_;
   LinkedList<Peer> behind_;

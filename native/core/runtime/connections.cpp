@@ -331,8 +331,8 @@ EngineHost::Unsent Connections::unsent(SessionKey session) const {
 }
 
 void Connections::close_session(SessionKey session) {
-  for (auto next = waiting_.begin();
-       next != waiting_.end();) {  // its future rails, and itself if it is being dialled
+  // Its future rails, and itself if it is being dialled.
+  for (auto next = waiting_.begin(); next != waiting_.end();) {
     Connection& connection = **next++;
     if (connection.session == session && connection.kind != Connection::Kind::kFresh) end(connection);
   }
