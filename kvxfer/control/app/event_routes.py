@@ -11,7 +11,8 @@ from fastapi import Query, Request
 from starlette.responses import StreamingResponse
 
 from kvxfer.control import schema
-from kvxfer.control.app.api import Api, caller_of
+from kvxfer.control.app.api import Api
+from kvxfer.control.app.guarded_route import caller_of
 from kvxfer.control.daemon.node import NodeDaemon
 from kvxfer.control.schema.problems import Refusal
 from kvxfer.control.state.event_log import Wanted

@@ -8,7 +8,8 @@ from fastapi import Path, Request
 
 from kvxfer.control import schema
 from kvxfer.control.app.agent_routes import Cursor, Limit, paged
-from kvxfer.control.app.api import Api, caller_of
+from kvxfer.control.app.api import Api
+from kvxfer.control.app.guarded_route import caller_of
 from kvxfer.control.daemon.node import NodeDaemon
 
 
