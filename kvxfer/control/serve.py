@@ -269,8 +269,8 @@ async def serve(
             scheme = "http" if options.tls is None else "https"
             host = f"[{host}]" if ":" in host else host
             announce(f"listening on {scheme}://{host}:{port}, for clients with a token")
-        if daemon.access.admin_file is not None:
-            announce(f"an admin's token is in {daemon.access.admin_file}")
+        if daemon.tokens.admin_file is not None:
+            announce(f"an admin's token is in {daemon.tokens.admin_file}")
         if options.own_agent:
             directory = _opened(options.directory)
             await _add_own(daemon, options, runtime, directory)

@@ -19,7 +19,7 @@ Outcome = Literal["pending", "done", "failed", "cancelled"]
 _ROLES: Final[tuple[Role, ...]] = ("source", "destination", "expectation")
 _OUTCOMES: Final[tuple[Outcome, ...]] = ("pending", "done", "failed", "cancelled")
 _CODES: Final = {name: number for number, name in CODE_NAMES.items()}
-# native/core/transfer.h: TransferState.
+# native/core/transfer_states.h: TransferState.
 _STATES: Final = (
     "queued",
     "parked",

@@ -10,7 +10,7 @@
 #include "core/copy/executor.h"
 #include "core/copy/pack.h"
 #include "core/copy/run_cursor.h"
-#include "core/region_table.h"
+#include "core/region.h"
 
 namespace kvxfer::python {
 namespace {

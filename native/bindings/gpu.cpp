@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "bindings/convert.h"
-#include "core/region_table.h"
+#include "core/region.h"
 #include "gpu/calibrate.h"
 #include "gpu/copy_stream.h"
 #include "gpu/make_job.h"

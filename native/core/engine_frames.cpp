@@ -69,10 +69,8 @@ void Engine::dispatch(Peer& peer, wire::Message& message) {
         } else if constexpr (std::is_same_v<T, wire::Program>) {
           return programs_.told(peer, frame);
         } else if constexpr (std::is_same_v<T, wire::Lease>) {
-          leases_.told(peer,
-                       // LEASE_ENDED needs no note: transfers under the lease are
-                       // told themselves.
-                       frame);
+          // LEASE_ENDED needs no note: transfers under the lease are told themselves.
+          leases_.told(peer, frame);
         } else if constexpr (std::is_same_v<T, wire::Offer>) {
           return begin(destinations_, frame, "OFFER");
         } else if constexpr (std::is_same_v<T, wire::Request>) {

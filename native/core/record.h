@@ -10,7 +10,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "core/transfer.h"
+#include "core/transfer_states.h"
 
 namespace kvxfer {
 

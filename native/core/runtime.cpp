@@ -381,7 +381,7 @@ Result<RegionId> Runtime::register_region(std::string name,
 
 bool Runtime::take_ended(const std::function<bool()>& is_so) {
   for (int round = 0; round < kEndedRounds; ++round)
-    if (is_so() || !rails_.move(now(), *engine_)) break;
+    if (is_so() || !rails_.poll(now(), *engine_)) break;
   return is_so();
 }
 
@@ -419,8 +419,8 @@ bool Runtime::revoke(LeaseId lease, Time timeout_ns) {
 }
 
 Result<int> Runtime::watch_records(std::size_t capacity) {
-  const std::lock_guard watching(
-      watching_);  // if several threads call this at a time, the last call takes effect
+  // If several threads call this at a time, the last call takes effect.
+  const std::lock_guard watching(watching_);
   Result<int> fd = records_.resize(capacity);
   if (fd.ok())
     with_engine([&](Engine& engine, Time) { engine.watch_records(capacity == 0 ? nullptr : &records_); });
@@ -567,7 +567,7 @@ Status Runtime::set_secrets(std::string first, std::string second) {
 }
 
 void Runtime::close_session(SessionKey session) {
-  connections_.close(session);
+  connections_.close_session(session);
   rails_.unbind_session(session);
 }
 

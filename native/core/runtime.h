@@ -241,7 +241,7 @@ class Runtime final : private EngineHost {
   Result<std::shared_ptr<gpu::StreamWrites>> streams() const;
   Result<After> once(const std::function<Status(gpu::StreamWrites&, Trigger::Word*)>& write);
 
-  // runtime.cpp
+  // What the engine wants (EngineHost): passed on to the part that does it, or done in runtime.cpp.
   void send(SessionKey session, wire::Bytes&& frame) override {
     connections_.send(session, std::move(frame));
   }
@@ -258,8 +258,8 @@ class Runtime final : private EngineHost {
   void cancel(RailId rail, std::span<const WorkId> works) override { rails_.cancel(rail, works); }
   Status attach(RailId rail, const RemoteRegion& region) override { return rails_.attach(rail, region); }
   void detach(RailId rail, RegionId region) override { rails_.detach(rail, region); }
-  void drop_rail(RailId rail) override { rails_.drop(rail); }
-  void region_fenced(RegionId region) override { rails_.deregister_memory(region); }
+  void drop_rail(RailId rail) override { rails_.drop_rail(rail); }
+  void region_fenced(RegionId region) override { rails_.region_fenced(region); }
   std::uint64_t fence_generation(std::uint32_t slot) override { return fences_->generation(slot); }
   void bump_fence(std::uint32_t slot) override { fences_->bump(slot); }
   void emit(Event event) override;

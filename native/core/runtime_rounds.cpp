@@ -101,7 +101,7 @@ bool Runtime::round(bool look) {
   const Time at = now();
   connections_.leave_quiet_rings(at);
   if (connections_.has_failed_rails()) connections_.tell_failed_rails(at);
-  more = rails_.move(at, *engine_) || more;
+  more = rails_.poll(at, *engine_) || more;
   if (!triggers_.empty()) more = triggers_.look(*engine_, at) || more;
   if (!commands_.empty()) more = commands_.look(*engine_, at) || more;
   if (next_deadline() <= at) more = check_deadlines(at) || more;
@@ -110,7 +110,7 @@ bool Runtime::round(bool look) {
   // that reports it without a system call in between that asks for other input.
   bool still = rails_.busy();
   for (int round = 0; round < kMoves && still && (round == 0 || now() - at < kMovesNs); ++round) {
-    rails_.move(at, *engine_);
+    rails_.poll(at, *engine_);
     engine_->pump(at);
     still = rails_.busy();
   }
@@ -129,7 +129,7 @@ bool Runtime::round(bool look) {
 bool Runtime::check_deadlines(Time at) {
   bool more = connections_.read_rings();
   more = reactor_.run() || more;
-  more = rails_.move(at, *engine_, true) || more;
+  more = rails_.poll(at, *engine_, true) || more;
   engine_->on_time(at);
   connections_.expire(at);
   rails_.expire(at, std::to_string(options_.handshake_ns / 1'000'000) + " ms (handshake_timeout_s)",

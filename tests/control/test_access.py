@@ -110,7 +110,7 @@ async def test_every_verb_for_every_token(served: Served) -> None:
     revoked = await served.make_token("admin")
     async with served.unix() as client:
         assert (await client.delete(f"/v1/tokens/{revoked.split('_')[1]}")).status_code == 200
-    served.daemon.access._clock = lambda: time.time() + 61.0
+    served.daemon.tokens._clock = lambda: time.time() + 61.0
     nobody = {
         "none": None,
         "wrong": "kvx_0000000000000000_x",
@@ -239,10 +239,10 @@ async def test_a_tenants_token_sees_nothing_of_others(served: Served) -> None:
 
 
 async def test_tokens_that_have_expired_make_room(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvxfer.control.daemon.token_access.MAX_TOKENS", 4)  # the admin's is one
+    monkeypatch.setattr("kvxfer.control.daemon.durable_tokens.MAX_TOKENS", 4)  # the admin's is one
     of_certificate = {"name": "c", "certificate": "DNS:c"}
     now_s = [time.time()]
-    served.daemon.access._clock = lambda: now_s[0]
+    served.daemon.tokens._clock = lambda: now_s[0]
     async with served.unix() as client:
 
         async def make(**more: object) -> int:

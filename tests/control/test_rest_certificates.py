@@ -200,12 +200,12 @@ async def test_a_certificate_that_expires_is_nobodys_from_then_on(served: Served
     """Also what was opened with it ends."""
     async with served.unix() as client:
         made = (await client.post("/v1/tokens", json={"name": "x", "certificate": "CN:a"})).json()
-    access = served.daemon.access
+    durable = served.daemon.tokens
     mine = ClientCertificate("d" * 64, frozenset({"CN:a"}), 1e12)
-    caller = access.of_certificate(mine)
+    caller = durable.of_certificate(mine)
     assert caller is not None
-    assert (caller.key, access.is_valid(caller)) == (f"token:{made['id']}", True)
-    assert not access.is_valid(replace(caller, until_s=1.0))
+    assert (caller.key, durable.is_valid(caller)) == (f"token:{made['id']}", True)
+    assert not durable.is_valid(replace(caller, until_s=1.0))
     kept = TokenRecord("1" * 16, "x", "read", None, "", 0.0, 50.0, "CN:a")
     tokens = Tokens([TokenRecord.from_dict(json.loads(json.dumps(kept.to_dict())))])
     for until_s, now_s, is_let_in in ((100.0, 10.0, True), (10.0, 10.0, False), (100.0, 50.0, False)):

@@ -13,7 +13,7 @@
 #include "core/copy/pack.h"
 #include "core/copy/run_cursor.h"
 #include "core/copy/work.h"
-#include "core/region_table.h"
+#include "core/region.h"
 #include "program_samples.h"
 
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "check.h"
-#include "core/region_table.h"
+#include "core/region.h"
 #include "program_samples.h"
 
 namespace {

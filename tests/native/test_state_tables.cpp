@@ -7,7 +7,7 @@
 
 #include "check.h"
 #include "core/lease.h"
-#include "core/transfer.h"
+#include "core/transfer_states.h"
 
 namespace kvxfer {
 namespace {

@@ -17,7 +17,7 @@ namespace wire_samples {
 
 using namespace kvxfer;
 using namespace kvxfer::wire;
-using wire::Lease;  // not those of core/lease.h and core/region_table.h, if these are included too
+using wire::Lease;  // not those of core/lease.h and core/region.h, if these are included too
 using wire::Region;
 
 inline constexpr std::size_t kNumKinds = std::variant_size_v<Message>;

@@ -142,7 +142,7 @@ PARTS = {
     "engine": (
         "timers context sessions messages pace peer_limits transfer_end transfer_table parked rails redials"
         " regions peer_regions programs handles records leases tag_memory expectations admission draining"
-        " transfer_ends fence_slots arrivals sums turns eager sources destinations posting"
+        " transfer_owner fence_slots arrivals sums turns eager sources destinations posting"
     ),
     "runtime": "clock watched_secrets watched_credentials kept_memory rail_table listeners connections",
 }

@@ -1,24 +1,17 @@
-"""Makes routes: each has a role, an id and its problems; a route that changes something has more checks."""
+"""Makes routes: each has a role, an id and its problems."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
-from fastapi import FastAPI, Request, Response
-from fastapi.routing import APIRoute
+from fastapi import FastAPI
 
+from kvxfer.control.app.guarded_route import GuardedRoute
 from kvxfer.control.daemon.audit_log import Need
-from kvxfer.control.schema.problems import Refusal
-from kvxfer.control.state.tokens import ROLES, Caller
-
-if TYPE_CHECKING:
-    from kvxfer.control.app.changes import Changes
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
-_JSON: Final = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.ASCII | re.IGNORECASE)
 _PROBLEM: Final = {
     "description": "A problem (RFC 9457)",
     "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
@@ -31,71 +24,6 @@ IDEMPOTENCY_KEY: Final = {
     "description": "For a POST that may be sent again: the first answer is returned again",
     "schema": {"type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[!-~]+$"},
 }
-
-
-def caller_of(request: Request) -> Caller:
-    """Returns the caller that the guard has found."""
-    caller = request.scope["kvxfer.caller"]
-    assert isinstance(caller, Caller)
-    return caller
-
-
-def require_all_tenants(caller: Caller, what: str) -> None:
-    """Refuses a token that is limited to tenants, for things that belong to no tenant."""
-    if caller.tenants is not None:
-        raise Refusal("forbidden", _limited(caller, what))
-
-
-def _limited(caller: Caller, what: str) -> str:
-    return f"this token is limited to tenants {sorted(caller.tenants or ())}, and cannot be used for {what}"
-
-
-class GuardedRoute(APIRoute):
-    """A route that refuses the wrong role or a tenant's token before it reads a body, and logs changes."""
-
-    def get_route_handler(self) -> Callable[[Request], Any]:
-        """Returns FastAPI's handler behind those checks."""
-        inner = super().get_route_handler()
-        extra = self.openapi_extra or {}
-        role = extra.get("x-kvxfer-role")
-        if role is None:
-            return inner
-        assert role in ROLES
-        change = extra.get("x-kvxfer-change")
-        operation_id = self.operation_id or ""
-
-        need: Need = extra.get("x-kvxfer-needs", "room")
-        of_tenants = extra.get("x-kvxfer-tenants", False)
-
-        async def guarded(request: Request) -> Response:
-            caller = caller_of(request)
-            if not caller.may(role):
-                words = (
-                    f"{request.method} {self.path} needs the role {role}, and the token named "
-                    f"{caller.name!r} has {caller.role}"
-                )
-            elif caller.tenants is not None and not of_tenants:
-                words = _limited(caller, f"{request.method} {self.path}")
-            else:
-                # Checked here, because FastAPI would report a refused body as one that it cannot parse.
-                if await request.body() and self.body_field is not None:
-                    _require_json(request)
-                if change is None:
-                    return await inner(request)
-                changes: Changes = request.app.state.changes
-                return await changes.run(operation_id, change, need, caller, request, inner)
-            if change is not None:
-                request.app.state.changes.note_refused(operation_id, caller, request)
-            raise Refusal("forbidden", words)
-
-        return guarded
-
-
-def _require_json(request: Request) -> None:
-    kind = request.headers.get("content-type")
-    if kind is None or _JSON.fullmatch(kind) is None:
-        found = "has no Content-Type" if kind is None else f"has Content-Type {kind[:100]!r}"
-        raise Refusal("unsupported-media-type", f"the body {found}: send Content-Type: application/json")
 
 
 class Api:
@@ -178,6 +106,3 @@ class Api:
             return handler
 
         return decorate
-
-
-Inner = Callable[[Request], Awaitable[Response]]

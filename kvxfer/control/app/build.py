@@ -106,7 +106,7 @@ class DaemonApp:
 
         api.openapi = described  # type: ignore[method-assign]
         self.api = api
-        self.asgi = Guard(api, daemon.access, hosts, uids, rate, burst)
+        self.asgi = Guard(api, daemon.tokens, hosts, uids, rate, burst)
 
     def close(self) -> None:
         """Ends the event streams, which would otherwise never end."""

@@ -11,7 +11,8 @@ from fastapi import Query, Request
 from starlette.responses import StreamingResponse
 
 from kvxfer.control import schema
-from kvxfer.control.app.api import Api, caller_of
+from kvxfer.control.app.api import Api
+from kvxfer.control.app.guarded_route import caller_of
 from kvxfer.control.daemon.node import NodeDaemon
 from kvxfer.control.schema.problems import Refusal
 from kvxfer.control.state.event_log import Wanted
@@ -40,7 +41,7 @@ class EventStreams:
         self._counts = OpenCounts(MOST_STREAMS_EACH, MOST_STREAMS)
         self._closing = asyncio.Event()
         self._wakers: dict[asyncio.Event, str] = {}
-        daemon.access.on_revoked(self._revoked)
+        daemon.tokens.on_revoked(self._revoked)
 
     @property
     def num_open(self) -> int:
@@ -73,7 +74,7 @@ class EventStreams:
         self._wakers[woken] = caller.key
         yield f": events from {after + 1} of {self._daemon.incarnation}\n\n".encode()
         try:
-            while not self._closing.is_set() and self._daemon.access.is_valid(caller):
+            while not self._closing.is_set() and self._daemon.tokens.is_valid(caller):
                 batch = events.read(after, wanted, _MOST_AT_ONCE)
                 after = batch.after
                 chunk = [event.encoded() for event in batch.events]

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from starlette.requests import ClientDisconnect
 
 from kvxfer.control.app.problem_answers import problem
-from kvxfer.control.daemon.token_access import Access
+from kvxfer.control.daemon.durable_tokens import DurableTokens
 from kvxfer.control.http.http_protocol import MOST_CONNECTIONS
 from kvxfer.control.schema.client_certificate import ClientCertificate
 from kvxfer.control.schema.problems import Refusal
@@ -51,14 +51,14 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
-        access: Access,
+        tokens: DurableTokens,
         hosts: Collection[str],
         uids: Collection[int],
         rate: float = 500.0,
         burst: float = 1000.0,
     ) -> None:
         self._app = app
-        self._access = access
+        self._tokens = tokens
         self._hosts = _LOOPBACK | {host.lower() for host in hosts}
         self._uids = frozenset(uids)
         self._rates = Rates(rate, burst)
@@ -133,10 +133,10 @@ class Guard:
         given = headers.get(b"authorization")
         if given is not None:
             kind, _, secret = given.decode("latin-1").partition(" ")
-            return self._access.of_secret(secret.strip()) if kind.lower() == "bearer" else None
+            return self._tokens.of_secret(secret.strip()) if kind.lower() == "bearer" else None
         if uid is not None and uid in self._uids:
             return Caller(f"uid:{uid}", f"uid {uid}", "admin")
-        return None if certificate is None else self._access.of_certificate(certificate)
+        return None if certificate is None else self._tokens.of_certificate(certificate)
 
 
 _HEADERS: Final = (

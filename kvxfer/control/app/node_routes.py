@@ -7,7 +7,8 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from kvxfer.control import schema
-from kvxfer.control.app.api import Api, caller_of
+from kvxfer.control.app.api import Api
+from kvxfer.control.app.guarded_route import caller_of
 from kvxfer.control.daemon.node import NodeDaemon
 
 

@@ -8,7 +8,8 @@ from fastapi import Path, Query, Request
 
 from kvxfer.control import schema
 from kvxfer.control.app.agent_routes import Cursor, Limit
-from kvxfer.control.app.api import Api, caller_of, require_all_tenants
+from kvxfer.control.app.api import Api
+from kvxfer.control.app.guarded_route import caller_of, require_all_tenants
 from kvxfer.control.daemon.node import NodeDaemon
 from kvxfer.control.schema.problems import Refusal
 from kvxfer.control.state.tokens import Caller

@@ -8,7 +8,8 @@ from fastapi import Path, Query, Request
 
 from kvxfer.control import schema
 from kvxfer.control.app.agent_routes import AgentFilter, Cursor, Limit
-from kvxfer.control.app.api import Api, caller_of
+from kvxfer.control.app.api import Api
+from kvxfer.control.app.guarded_route import caller_of
 from kvxfer.control.daemon.node import NodeDaemon
 
 TransferId = Annotated[str, Path(min_length=1, max_length=128)]

@@ -22,10 +22,10 @@ from kvxfer.control.agents.drains import Drains
 from kvxfer.control.agents.grants import Grants
 from kvxfer.control.agents.intake import Intake, event_of_end
 from kvxfer.control.daemon.audit_log import AuditLog
+from kvxfer.control.daemon.durable_tokens import DurableTokens
 from kvxfer.control.daemon.live_settings import LiveSettings
 from kvxfer.control.daemon.names import Names
 from kvxfer.control.daemon.standing_reasons import StandingReasons
-from kvxfer.control.daemon.token_access import Access
 from kvxfer.control.http.shown_certificates import ShownCertificates
 from kvxfer.control.schema.problems import Refusal
 from kvxfer.control.state.answers import Answers
@@ -75,7 +75,7 @@ class NodeOptions:
     most_transfers
         How many records of transfers are kept; some 800 bytes each.
     tokens
-        As for `Access`.
+        As for `DurableTokens`.
     """
 
     node: str
@@ -134,7 +134,7 @@ class NodeDaemon:
         self.traces = RequestTraces(self.table, self.engine_spans)
         self.links = AgentLinks(options.runtime, on_records=self._on_records, on_change=self._on_change)
         self.agents = AgentView(self.links)
-        self.access = Access(self.store, options.state / "admin.token", clock, options.tokens)
+        self.tokens = DurableTokens(self.store, options.state / "admin.token", clock, options.tokens)
         self.answers = Answers(self.store)
         self.drains = Drains(self.store, self.agents, self.note, clock)
         self.gate = TenantGate()
@@ -155,7 +155,7 @@ class NodeDaemon:
     async def start(self) -> None:
         """Lets agents attach, and makes the first token if there is none."""
         await self._keep_index()
-        await self.access.start()
+        await self.tokens.start()
         await self.links.start()
         self.names.load()
         self._spawn(self.names.forget_ended())

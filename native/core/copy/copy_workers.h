@@ -146,8 +146,8 @@ class CopyWorkers {
   Bell bell_;
   std::mutex mutex_;
   std::condition_variable called_, landed_;
-  std::vector<SharedCopy*>
-      queue_;  // copies with slices left; has room for most_queued_, and for those that come back
+  // Copies with slices left; has room for most_queued_, and for those that come back.
+  std::vector<SharedCopy*> queue_;
   std::atomic<std::size_t> num_queued_{0};
   std::span<Task* const> tasks_;  // not begun yet
   std::atomic<std::size_t> num_tasks_{0}, num_running_{0};  // not begun yet; begun and not ended

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "core/copy/cell.h"
+#include "core/copy/convert_cell.h"
 #include "core/copy/runs_ahead.h"
 
 #if defined(__x86_64__)

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "core/copy/cell.h"
+#include "core/copy/convert_cell.h"
 #include "kvxfer/copy_program.h"
 #include "kvxfer/half_loop.h"
 #include "kvxfer/transport.h"

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/control/wire.h"
-#include "core/copy/cell.h"
+#include "core/copy/convert_cell.h"
 
 namespace kvxfer {
 namespace {

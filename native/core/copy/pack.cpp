@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/copy/cell.h"
+#include "core/copy/convert_cell.h"
 #include "core/copy/crc32c.h"
 #include "core/copy/work.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/copy/cell.h"
+#include "core/copy/convert_cell.h"
 #include "core/copy/work.h"
 #include "kvxfer/copy_program.h"
 

@@ -122,8 +122,7 @@ Result<Scaling> SlicedCopy::scales_of_run(CopySource& source, const CellPart& pa
   scaling.has_src = c.src_scales != ScalePlace::kNone;
   scaling.has_dst = c.dst_scales != ScalePlace::kNone;
   scaling.saturate = c.saturate != 0;
-  const std::uint64_t src = c.src_offset + cell.layer * c.src_layer_stride +
-                            cell.src_block * c.src_block_stride + i * c.src_strides[0] + j * c.src_strides[1];
+  const std::uint64_t src = src_scales_at(cell, c) + i * c.src_strides[0] + j * c.src_strides[1];
   if (c.src_scales == ScalePlace::kProgram) scaling.src = table[src];
   if (c.src_scales == ScalePlace::kRegion) {
     const Result<const std::byte*> scale = source.read(src, sizeof(float));
@@ -131,8 +130,7 @@ Result<Scaling> SlicedCopy::scales_of_run(CopySource& source, const CellPart& pa
     scaling.src = as_float(scale.value());
   }
   if (c.dst_scales == ScalePlace::kProgram)
-    scaling.dst = table[c.dst_offset + cell.layer * c.dst_layer_stride + cell.dst_block * c.dst_block_stride +
-                        i * c.dst_strides[0] + j * c.dst_strides[1]];
+    scaling.dst = table[dst_scales_at(cell, c) + i * c.dst_strides[0] + j * c.dst_strides[1]];
   if (c.finds_scales()) scaling.dst = scale_;
   return scaling;
 }

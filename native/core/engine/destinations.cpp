@@ -286,8 +286,8 @@ void Destinations::drained(Destination& destination) {
   const bool done = destination.state == TransferState::kDone;
   if (!done) step(destination_transitions(), destination.state, TransferEvent::kDrained);
   if (!done && std::exchange(destination.owes_word, false)) tell_failure(destination);
-  tell(destination, destination.arrivals.num_in(), destination.expectation == nullptr,
-       done ? std::vector<std::uint32_t>{} : failed_blocks(destination));
+  report(destination, destination.arrivals.num_in(), destination.expectation == nullptr,
+         done ? std::vector<std::uint32_t>{} : failed_blocks(destination));
   const std::shared_ptr<Expectation> expectation = std::move(destination.expectation);
   if (expectation != nullptr) expectation->drained(destination);
   retire(destination);

@@ -20,7 +20,7 @@
 #include "core/engine/peer_regions.h"
 #include "core/engine/sums.h"
 #include "core/engine/tag_memory.h"
-#include "core/engine/transfer_ends.h"
+#include "core/engine/transfer_owner.h"
 #include "core/engine/turns.h"
 
 namespace kvxfer {
@@ -42,13 +42,13 @@ struct Destination : TransferEnd, Writer {
   std::vector<std::pair<wire::RailName, std::uint32_t>> to_credit;
 };
 
-class Destinations final : public TransferEnds<Destination> {
+class Destinations final : public TransferOwner<Destination> {
  public:
   Destinations(Context& context, Sessions& sessions, PeerLimits& limits, Rails& rails,
                PeerRegions& peer_regions, Regions& regions, Programs& programs, Leases& leases,
                Expectations& expectations, TagMemory& tag_memory, Admission& admission, Handles& handles,
                Records& records, Draining& draining)
-      : TransferEnds(context, sessions, rails, programs, leases, admission, handles, records, draining),
+      : TransferOwner(context, sessions, rails, programs, leases, admission, handles, records, draining),
         limits_(limits),
         peer_regions_(peer_regions),
         regions_(regions),

@@ -13,7 +13,7 @@
 
 #include "core/engine/rails.h"
 #include "core/engine/sessions.h"
-#include "core/region_table.h"
+#include "core/region.h"
 
 namespace kvxfer {
 

@@ -97,7 +97,7 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
     handles_.give(*transfer);
     const bool has_room = !admission_.has_backlog(peer->key()) && sessions_.takes_more(*peer) &&
                           admission_.has_room(peer->key(), true, num_pairs);
-    if (!has_room || !tell(*peer, transfer->key, write)) admission_.wait(*transfer);
+    if (!has_room || !announce(*peer, transfer->key, write)) admission_.wait(*transfer);
   } catch (...) {  // the peer has not heard of it
     handles_.take_back(*handle);
     admission_.forget(*transfer);
@@ -154,7 +154,7 @@ std::uint32_t Posting::eager_nbytes(const Peer& peer, const Source& source) cons
 }
 
 // False: it cannot be told now.
-bool Posting::tell(Peer& peer, TransferKey key, bool is_source) {
+bool Posting::announce(Peer& peer, TransferKey key, bool is_source) {
   if (is_source) return sources_.offer(peer, key);
   destinations_.request(peer, key);
   return true;
@@ -167,7 +167,7 @@ void Posting::serve_backlog() {
       Peer* const peer = sessions_.find_open(key);
       while (const auto waiting =
                  peer != nullptr && sessions_.takes_more(*peer) ? admission_.next(key) : std::nullopt) {
-        if (!tell(*peer, waiting->key, waiting->is_source)) break;
+        if (!announce(*peer, waiting->key, waiting->is_source)) break;
         admission_.told(key);
         sessions_.flush(*peer);  // so that the next look sees what waits to be sent
       }

@@ -44,7 +44,7 @@ class Posting {
   std::uint32_t pairs_per_piece(const TransferRequest& request, const CopyProgram& copies,
                                 const Region& local, const PeerRegion& remote) const;
   std::uint32_t eager_nbytes(const Peer& peer, const Source& source) const;
-  bool tell(Peer& peer, TransferKey key, bool is_source);
+  bool announce(Peer& peer, TransferKey key, bool is_source);
 
   Context& context_;
   Sessions& sessions_;

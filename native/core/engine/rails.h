@@ -167,9 +167,8 @@ class Rails {
   static bool is_awaited(WorkKind kind) noexcept { return kind != WorkKind::kSend; }
   void count_posted(Rail& rail, std::size_t of_class);
   void forget_due(Rail* rail, std::size_t of_class) noexcept;
-  void forget_posted(WorkId work,
-                     // Withdraws the transfer's last work, which was not accepted.
-                     TransferEnd& transfer);
+  // Withdraws the transfer's last work, which was not accepted.
+  void forget_posted(WorkId work, TransferEnd& transfer);
   void watch(Rail& rail, Time at) { context_.timers.set(rail.watch_, at, TimerKind::kRail, rail.info_.id); }
 
   Context& context_;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/engine/context.h"
-#include "core/region_table.h"
+#include "core/region.h"
 
 namespace kvxfer {
 

@@ -147,9 +147,8 @@ class Sessions {
   void dialling(Peer& peer);
   // Returns nothing for the session's own frames. An error: it closed for that reason.
   Result<std::optional<wire::Message>> receive(Peer& peer, wire::ByteSpan frame);
-  bool has_opened(
-      // True once; from then on it is found by its name, and by its number if this end took the call.
-      Peer& peer);
+  // True once; from then on it is found by its name, and by its number if this end took the call.
+  bool has_opened(Peer& peer);
   bool heard_heartbeat(Peer& peer);  // true once for each
   bool heard_acknowledgement(Peer& peer);  // of ours; true once for each
   Status disconnected(Peer& peer, const std::string& why);
@@ -205,8 +204,8 @@ class Sessions {
   SessionConfig config_;  // for the next session
   SessionKey next_key_ = 1;
   std::map<SessionKey, std::unique_ptr<Peer>> peers_;
-  std::map<wire::Id128, SessionKey>
-      by_id_;  // of open sessions that this end took: this end drew their numbers
+  // Of open sessions that this end took: this end drew their numbers.
+  std::map<wire::Id128, SessionKey> by_id_;
   PeerNames names_;  // of all that have opened
   LinkedList<PeerName> undecided_;
   LinkedList<Peer> behind_;

@@ -334,7 +334,7 @@ void Sources::drained(Source& source) {
   if (source.state != TransferState::kFinishing && source.handle)
     failed = blocks_of(*source.move, Side::kSrc, std::vector<bool>(source.move->grid.num_pairs, true));
   step(source_transitions(), source.state, TransferEvent::kDrained);
-  tell(source, source.num_sent, true, std::move(failed));
+  report(source, source.num_sent, true, std::move(failed));
   retire(source);
 }
 

@@ -14,7 +14,7 @@
 
 #include "core/engine/fence_slots.h"
 #include "core/engine/sums.h"
-#include "core/engine/transfer_ends.h"
+#include "core/engine/transfer_owner.h"
 
 namespace kvxfer {
 
@@ -32,11 +32,11 @@ struct Source : TransferEnd {
   Charge runs;
 };
 
-class Sources final : public TransferEnds<Source> {
+class Sources final : public TransferOwner<Source> {
  public:
   Sources(Context& context, Sessions& sessions, Rails& rails, Programs& programs, Leases& leases,
           Admission& admission, Handles& handles, Records& records, Draining& draining)
-      : TransferEnds(context, sessions, rails, programs, leases, admission, handles, records, draining),
+      : TransferOwner(context, sessions, rails, programs, leases, admission, handles, records, draining),
         fences_(context) {}
 
   // ---- ours: added, then announced by an OFFER. False: no fence word is free for it; try later

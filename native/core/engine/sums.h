@@ -76,8 +76,8 @@ class Sums {
   struct Asked {
     std::shared_ptr<const Move> move;
     std::list<Run> runs;
-    std::deque<PieceChecksum>
-        begun;  // sums of the first pieces, in order; behind an unfinished one there may be finished ones
+    // Sums of the first pieces, in order; behind an unfinished one there may be finished ones.
+    std::deque<PieceChecksum> begun;
   };
   class Share;
 

@@ -17,8 +17,8 @@
 #include "core/lease.h"
 #include "core/linked_list.h"
 #include "core/rail_names.h"
-#include "core/region_table.h"
-#include "core/transfer.h"
+#include "core/region.h"
+#include "core/transfer_states.h"
 #include "kvxfer/budget.h"
 #include "kvxfer/transport.h"
 

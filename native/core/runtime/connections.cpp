@@ -330,9 +330,9 @@ EngineHost::Unsent Connections::unsent(SessionKey session) const {
   return {found->second->socket->num_unsent(), found->second->socket->is_full()};
 }
 
-void Connections::close(SessionKey session) {
-  for (auto next = waiting_.begin();
-       next != waiting_.end();) {  // its future rails, and itself if it is being dialled
+void Connections::close_session(SessionKey session) {
+  // Its future rails, and itself if it is being dialled.
+  for (auto next = waiting_.begin(); next != waiting_.end();) {
     Connection& connection = **next++;
     if (connection.session == session && connection.kind != Connection::Kind::kFresh) end(connection);
   }

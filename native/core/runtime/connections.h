@@ -53,7 +53,7 @@ class Connections final : public Listeners::Host {
   // ---- as EngineHost's
   void send(SessionKey session, wire::Bytes&& frame);
   EngineHost::Unsent unsent(SessionKey session) const;
-  void close(SessionKey session);
+  void close_session(SessionKey session);
   // For a session that has opened; returns how many it started.
   std::uint32_t dial_rails(SessionKey session);
   void dial_rail(SessionKey session, const wire::RailName& rail);
@@ -96,8 +96,8 @@ class Connections final : public Listeners::Host {
     SessionKey session = 0;
     List::iterator place;  // in waiting_, open_ or dead_
     bool accepted = false, was_open = false, is_kept_open = false, dead = false;
-    std::optional<std::list<Connection*>::iterator>
-        unproved;  // its place among the strangers, until it proves something
+    // Its place among the strangers, until it proves something.
+    std::optional<std::list<Connection*>::iterator> unproved;
     Charge stranger;  // the charge for its descriptor, until then
     bool tried_memory = false;  // share_memory was called
     bool shares_memory = false;  // frames may come through memory

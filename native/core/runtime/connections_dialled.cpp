@@ -34,8 +34,8 @@ Result<std::unique_ptr<Connections::Connection>> Connections::call(const std::st
   connection->dialling = std::move(found).value();
   connection->due_at = monotonic_now() + timeout_ns;
   bool connecting = false;
-  const bool beside =
-      rails_.any(is_of_one_host) && !is_certified();  // the kernel knows users, and no identities
+  // The kernel knows users, and no identities.
+  const bool beside = rails_.any(is_of_one_host) && !is_certified();
   UniqueFd fd = beside ? connection->dialling.dial_beside() : UniqueFd();
   if (!fd) fd = connection->dialling.dial(connecting);
   if (!fd) return unreachable(*connection);

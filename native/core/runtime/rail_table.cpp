@@ -11,7 +11,7 @@ namespace {
 
 // The driving thread releases the gate, or looks at other things, when rails have taken so long; the rest
 // have the next turn. Each rail that moves takes as long at most.
-constexpr Time kMoveNs = 50'000;
+constexpr Time kPollNs = 50'000;
 
 std::string_view stage_of(WorkKind kind) {
   switch (kind) {
@@ -187,17 +187,17 @@ void RailTable::disconnect_all() {
 
 // ---- driving --------------------------------------------------------------------------------------
 
-bool RailTable::move(Time now, Engine& engine, bool all) {
+bool RailTable::poll(Time now, Engine& engine, bool all) {
   bool more = false, has_moved = false;
   for (std::size_t n = 0; n < transports_.size(); ++n) {
     const std::size_t i = (first_ + n) % transports_.size();
     if (!transports_[i]->wants_poll()) continue;
-    if (has_moved && !all && monotonic_now() - now > kMoveNs) {
+    if (has_moved && !all && monotonic_now() - now > kPollNs) {
       first_ = i;
       return true;
     }
     const std::size_t count = transports_[i]->poll(completions_);
-    for (std::size_t k = 0; k < count; ++k) handle(i, completions_[k], now, engine);
+    for (std::size_t k = 0; k < count; ++k) pass_on(i, completions_[k], now, engine);
     more = more || count != 0;
     has_moved = true;
   }
@@ -216,7 +216,7 @@ bool RailTable::arm() {
   return armed;
 }
 
-void RailTable::handle(std::size_t transport, const Completion& completion, Time now, Engine& engine) {
+void RailTable::pass_on(std::size_t transport, const Completion& completion, Time now, Engine& engine) {
   if (completion.kind == CompletionKind::kWork) {
     if (!ranges_.empty()) ranges_.erase(completion.work);
     engine.on_completion(now, completion);
@@ -287,11 +287,11 @@ void RailTable::detach(RailId rail, RegionId region) {
   if (const Place* const place = find(rail)) transports_[place->first]->detach(place->second, region);
 }
 
-void RailTable::drop(RailId rail) {
+void RailTable::drop_rail(RailId rail) {
   if (const Place* const place = find(rail)) unbind(*place);
 }
 
-void RailTable::deregister_memory(RegionId region) {
+void RailTable::region_fenced(RegionId region) {
   for (auto& transport : transports_) transport->deregister_memory(region);
 }
 

@@ -76,7 +76,7 @@ class RailTable {
   // Lets transports move data. True if something ended, or if some have not had their turn: an agent has
   // as many rails as its host has NICs, so this bounds how long all of them together keep the gate. `now`:
   // when it began. `all`: each rail has a turn.
-  bool move(Time now, Engine& engine, bool all = false);
+  bool poll(Time now, Engine& engine, bool all = false);
   bool busy() const;  // one of the rails has something to move
   bool arm();  // before the driving thread sleeps; false if something came meanwhile
 
@@ -86,8 +86,8 @@ class RailTable {
   void cancel(RailId rail, std::span<const WorkId> works);
   Status attach(RailId rail, const RemoteRegion& region);
   void detach(RailId rail, RegionId region);
-  void drop(RailId rail);
-  void deregister_memory(RegionId region);
+  void drop_rail(RailId rail);
+  void region_fenced(RegionId region);
 
   // ---- peers that may still have memory of a region mapped
   bool held_by_peers(RegionId region) const;
@@ -107,7 +107,7 @@ class RailTable {
     std::uint16_t peer_instance = 0;
   };
   using Place = std::pair<std::size_t, PeerId>;  // a transport, and its peer
-  void handle(std::size_t transport, const Completion& completion, Time now, Engine& engine);
+  void pass_on(std::size_t transport, const Completion& completion, Time now, Engine& engine);
   void unbind(Place place);
   void forget_empty(SessionKey session);  // if the session has no rail any more
   // The rails of one session for which meant() is true.

@@ -30,9 +30,8 @@ std::vector<std::byte*> sampled_pages(const LocalRegion& region, std::size_t pag
   pages.reserve(num);
   std::uint64_t random = 0;
   for (std::uint64_t i = 0; i < num; ++i) {
-    random =
-        // Knuth's constants; the high bits are good.
-        random * 6364136223846793005u + 1442695040888963407u;
+    // Knuth's constants; the high bits are good.
+    random = random * 6364136223846793005u + 1442695040888963407u;
     const std::uint64_t first = nbytes / num * i, stretch = std::max<std::uint64_t>(nbytes / num, 1);
     const auto address = reinterpret_cast<std::uintptr_t>(byte_at(region, first + (random >> 16) % stretch));
     pages.push_back(reinterpret_cast<std::byte*>(address / page_nbytes * page_nbytes));

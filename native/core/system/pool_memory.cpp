@@ -213,8 +213,8 @@ PoolMemory::~PoolMemory() {
 
 std::optional<PoolSlice> PoolMemory::find(const std::byte* address, std::size_t nbytes) {
   Registry& live = registry();
-  std::shared_ptr<PoolMemory>
-      pool;  // outlives the lock: it may be the last owner, and its end takes the lock
+  // Outlives the lock: it may be the last owner, and its end takes the lock.
+  std::shared_ptr<PoolMemory> pool;
   {
     const std::lock_guard lock(live.mutex);
     auto after = live.pools.upper_bound(address);

@@ -242,12 +242,21 @@ KVXFER_HD inline Cell cell_of(const CopyLoop& loop, UnitsPerBlock units, std::ui
               dst_unit * loop.dst_unit_stride};
 }
 
+// Where the scale of a cell's run (0, 0) is, in bytes or floats (ScalePlace).
+KVXFER_HD inline std::uint64_t src_scales_at(const Cell& cell, const Conversion& conversion) {
+  return conversion.src_offset + cell.layer * conversion.src_layer_stride +
+         cell.src_block * conversion.src_block_stride;
+}
+KVXFER_HD inline std::uint64_t dst_scales_at(const Cell& cell, const Conversion& conversion) {
+  return conversion.dst_offset + cell.layer * conversion.dst_layer_stride +
+         cell.dst_block * conversion.dst_block_stride;
+}
+
 // Where the k-th scale that a pair leaves at the destination lies, i outer, j inner.
 KVXFER_HD inline std::uint64_t found_scale_offset(const Cell& cell, const Conversion& conversion,
                                                   std::uint64_t k) {
   const std::uint64_t inner = conversion.dst_strides[1] != 0 ? cell.loop->counts[1] : 1;
-  return conversion.dst_offset + cell.layer * conversion.dst_layer_stride +
-         cell.dst_block * conversion.dst_block_stride + k / inner * conversion.dst_strides[0] +
+  return dst_scales_at(cell, conversion) + k / inner * conversion.dst_strides[0] +
          k % inner * conversion.dst_strides[1];
 }
 

@@ -93,10 +93,8 @@ Status ForeignReader::fetch_cells(const ForeignMemory& memory, const Move& move,
                       fetched.scale_strides[axis] = conversion->src_strides[axis];
                       counts[axis] = conversion->src_strides[axis] == 0 ? 1 : loop.counts[axis];
                     }
-                    fetched.scales = name(
-                        remote_base + conversion->src_offset + cell.layer * conversion->src_layer_stride +
-                            cell.src_block * conversion->src_block_stride,
-                        counts, fetched.scale_strides, sizeof(float), conversion->src_block_stride);
+                    fetched.scales = name(remote_base + src_scales_at(cell, *conversion), counts,
+                                          fetched.scale_strides, sizeof(float), conversion->src_block_stride);
                   }
                   if (buffer_nbytes_ >= kBufferNbytes || named_.size() >= kMaxRuns)
                     status = land(memory, move);

@@ -24,9 +24,8 @@ namespace {
 const shm::Probe& own_probe() {
   static shm::Probe probe;
   static const bool filled = [] {
-    static_cast<void>(
-        // getrandom() returns 16 bytes whole.
-        ::getrandom(probe.bytes.data(), probe.bytes.size(), 0));
+    // getrandom() returns 16 bytes whole.
+    static_cast<void>(::getrandom(probe.bytes.data(), probe.bytes.size(), 0));
     probe.address = reinterpret_cast<std::uintptr_t>(probe.bytes.data());
     return true;
   }();

@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "core/copy/cell.h"
+#include "core/copy/convert_cell.h"
 
 namespace kvxfer {
 namespace {

@@ -114,8 +114,8 @@ class Reader {
 
   bool is_gpu(const std::string& address) const {
     const auto vendor = sysfs::read_number(pci_device(address) + "/vendor", 0);
-    const auto kind =
-        sysfs::read_number(pci_device(address) + "/class", 0);  // with the programming interface
+    // With the programming interface.
+    const auto kind = sysfs::read_number(pci_device(address) + "/class", 0);
     return vendor == kNvidia && kind && (*kind >> 8 == kVga || *kind >> 8 == k3d);
   }
 

@@ -205,8 +205,8 @@ class VerbsTransport final : public WrittenPieces<verbs::Peer> {
   Bell completions_{*this, &VerbsTransport::on_completion_event};
   Bell events_{*this, &VerbsTransport::on_device_event};
   Bell set_ups_{*this, &VerbsTransport::on_connected};
-  std::map<std::string, std::vector<verbs::GidRow>>
-      tried_;  // by the peer's name: addresses without an answer
+  // By the peer's name: addresses without an answer.
+  std::map<std::string, std::vector<verbs::GidRow>> tried_;
   std::vector<Peer*> flying_;  // peers with requests under way
   std::vector<Peer*> watched_;  // peers with a time by which something should have ended
   bool flushed_ = false;  // the GPU sees all that was taken from completion queues

@@ -6,7 +6,7 @@
 
 #include "block_programs.h"
 #include "check.h"
-#include "core/region_table.h"
+#include "core/region.h"
 #include "memory_failure.h"
 #include "program_samples.h"
 

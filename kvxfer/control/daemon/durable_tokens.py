@@ -1,4 +1,4 @@
-"""Durable tokens, and the identity of a request's sender."""
+"""Durable tokens: made, revoked, and found by a secret or a certificate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvxfer.shared_secret import read_secret_file
 _KIND: Final = "token"
 
 
-class Access:
+class DurableTokens:
     """Makes, revokes and finds tokens.
 
     Parameters

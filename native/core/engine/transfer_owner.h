@@ -21,7 +21,7 @@
 namespace kvxfer {
 
 template <class End>
-class TransferEnds {
+class TransferOwner {
  public:
   // Ours: queued; the peer is told of it later.
   End& add(std::unique_ptr<End> owned) {
@@ -54,8 +54,8 @@ class TransferEnds {
   std::size_t size() const noexcept { return ends_.size(); }
 
  protected:
-  TransferEnds(Context& context, Sessions& sessions, Rails& rails, Programs& programs, Leases& leases,
-               Admission& admission, Handles& handles, Records& records, Draining& draining)
+  TransferOwner(Context& context, Sessions& sessions, Rails& rails, Programs& programs, Leases& leases,
+                Admission& admission, Handles& handles, Records& records, Draining& draining)
       : context_(context),
         sessions_(sessions),
         rails_(rails),
@@ -65,7 +65,7 @@ class TransferEnds {
         handles_(handles),
         records_(records),
         draining_(draining) {}
-  ~TransferEnds() = default;
+  ~TransferOwner() = default;
 
   // Gives back what an end holds besides its place in the table.
   virtual void give_back(End& end) = 0;
@@ -80,8 +80,8 @@ class TransferEnds {
     if (!is_under_way(end)) return drained(end);
     if (end.draining_since == 0) draining_.begin(end);
   }
-  // Of an end that has drained: tells its caller, or the caller here to whom its notification goes.
-  void tell(End& end, std::uint32_t num_pieces, bool notifies, std::vector<std::uint32_t> failed_blocks) {
+  // Of an end that has drained: to its caller, or to the caller here to whom its notification goes.
+  void report(End& end, std::uint32_t num_pieces, bool notifies, std::vector<std::uint32_t> failed_blocks) {
     const bool done = end.state == TransferState::kDone;
     give_back(end);
     context_.timers.clear(end.timer);

@@ -1,4 +1,4 @@
-#include "core/region_table.h"
+#include "core/region.h"
 
 #include <algorithm>
 #include <array>

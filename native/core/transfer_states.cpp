@@ -1,4 +1,4 @@
-#include "core/transfer.h"
+#include "core/transfer_states.h"
 
 #include <array>
 

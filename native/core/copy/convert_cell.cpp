@@ -1,4 +1,4 @@
-#include "core/copy/cell.h"
+#include "core/copy/convert_cell.h"
 
 #include <algorithm>
 #include <cstring>
@@ -108,10 +108,7 @@ class CellConverter {
 CellScales scales_of(const ProgramView& program, const Conversion& conversion, const Cell& cell,
                      const std::byte* src_base, std::byte* dst_base) noexcept {
   CellScales out;
-  const std::uint64_t src = conversion.src_offset + cell.layer * conversion.src_layer_stride +
-                            cell.src_block * conversion.src_block_stride;
-  const std::uint64_t dst = conversion.dst_offset + cell.layer * conversion.dst_layer_stride +
-                            cell.dst_block * conversion.dst_block_stride;
+  const std::uint64_t src = src_scales_at(cell, conversion), dst = dst_scales_at(cell, conversion);
   const auto* table = reinterpret_cast<const std::byte*>(program.scales);
   if (conversion.src_scales == ScalePlace::kProgram) out.src = table + src * sizeof(float);
   if (conversion.src_scales == ScalePlace::kRegion) out.src = src_base + src;
