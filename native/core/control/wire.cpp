@@ -248,7 +248,7 @@ void get(Reader& in, Program& program) {
   program.program.dst_heads.num = in.number<std::uint32_t>("dst_heads", 1, kMaxHeads);
   program.program.dst_heads.total = in.number<std::uint32_t>("dst_heads", 1, kMaxHeads);
   // Offsets, counts and layers are checked against both regions where those are known
-  // (core/region_table.h).
+  // (core/region.h).
   program.program.loops = in.table<CopyLoop>("loops", "loops", kMaxLoops);
   program.program.conversions = in.table<Conversion>("conversions", "conversions", kMaxLoops);
   program.program.scales = in.table<float>("scales", "scales", kMaxScales);
