@@ -135,7 +135,7 @@ Status Runtime::start() {
   self_.process = process_id();
   for (const TransportKind* kind : rails_.kinds()) self_.transports.emplace_back(kind->name);
   waker_.fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  for (Threads::Bell* bell : drivers_.bells()) bell->fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  for (SystemThreads::Bell* bell : drivers_.bells()) bell->fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   const std::array fds = own_fds();
   if (std::ranges::any_of(fds, [](int fd) { return fd < 0; }) || !reactor_.usable())
     return {Code::kSystem, "the agent's eventfds and its epoll: " + words_of(EMFILE)};

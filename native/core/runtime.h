@@ -236,7 +236,7 @@ class Runtime final : private EngineHost {
   // runtime_triggers.cpp
   // Sleeps on the reactor until that time, or until input comes, the sleeper's bell rings, or the word of
   // a trigger has news.
-  void sleep(Time until, const Threads::Bell& bell);
+  void sleep(Time until, const SystemThreads::Bell& bell);
   bool unannounced() const noexcept;  // stores may come without a bell: words have to be looked at
   Result<std::shared_ptr<gpu::StreamWrites>> streams() const;
   Result<After> once(const std::function<Status(gpu::StreamWrites&, Trigger::Word*)>& write);

@@ -17,7 +17,7 @@ constexpr Time kLongest = 3'600'000'000'000;  // as ppoll takes it
 
 }  // namespace
 
-void Runtime::sleep(Time until, const Threads::Bell& bell) {
+void Runtime::sleep(Time until, const SystemThreads::Bell& bell) {
   const Time began = now();
   for (Time at = began; at < until;) {
     const Time pause =

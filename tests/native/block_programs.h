@@ -3,11 +3,15 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <memory>
+#include <numeric>
 #include <string_view>
+#include <utility>
 
 #include "core/control/wire.h"
 #include "kvxfer/copy_program.h"
 #include "kvxfer/status.h"
+#include "kvxfer/transport.h"
 
 namespace block_programs {
 
@@ -25,6 +29,22 @@ inline CopyProgram pages_of(std::uint64_t block_nbytes, std::uint32_t num_layers
   program.loops = {loop};
   program.num_layers = num_layers;
   return program;
+}
+
+// Pairs of rows x columns runs, all in one place, as one piece.
+inline Move heap_of(std::uint32_t rows, std::uint32_t columns, std::uint64_t nbytes,
+                    std::uint32_t num_pairs = 1) {
+  CopyProgram program = pages_of(nbytes);
+  program.loops[0].counts[0] = rows;
+  program.loops[0].counts[1] = columns;
+  program.loops[0].src_block_stride = program.loops[0].dst_block_stride = 0;
+  Move move;
+  move.program = std::make_shared<CopyProgram>(std::move(program));
+  move.grid = {0, 1, num_pairs, num_pairs};
+  move.src_ids.resize(num_pairs);
+  std::iota(move.src_ids.begin(), move.src_ids.end(), 0u);
+  move.dst_ids = move.src_ids;
+  return move;
 }
 
 // For tests that check programs: 16 tokens a block, and two heads of 64 bytes a token, one layer after the

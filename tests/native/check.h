@@ -173,6 +173,17 @@ bool check_equal(const char* file, int line, const char* text, const A& a, const
   return false;
 }
 
+inline void check_has(const char* file, int line, std::string_view text, std::string_view words) {
+  if (text.find(words) == std::string_view::npos)
+    fail(file, line, show(text) + " does not say: " + std::string(words));
+}
+
+template <class T, class Code>
+void check_refused(const char* file, int line, const T& status, Code code, std::string_view words) {
+  check_equal(file, line, "its code", status.code(), code);
+  check_has(file, line, status.message(), words);
+}
+
 template <class T>
 bool check_ok(const char* file, int line, const char* text, const T& outcome) {
   if (outcome.ok()) return true;
@@ -290,6 +301,11 @@ inline int run_all(int argc, char** argv) {
 #define CHECK_EQ(a, b) static_cast<void>(::check::check_equal(__FILE__, __LINE__, #a " == " #b, (a), (b)))
 // Checks a Status or a Result: if it is not ok, prints its code and sentence.
 #define CHECK_OK(...) static_cast<void>(::check::check_ok(__FILE__, __LINE__, #__VA_ARGS__, (__VA_ARGS__)))
+// Checks that a sentence has these words: if it has not, prints it.
+#define CHECK_HAS(text, words) ::check::check_has(__FILE__, __LINE__, (text), (words))
+// Checks a Status: that it has this code, and these words.
+#define CHECK_REFUSED(status, code, words) \
+  ::check::check_refused(__FILE__, __LINE__, (status), (code), (words))
 #define FAIL(what) ::check::fail(__FILE__, __LINE__, (what))
 
 #define REQUIRE(...) \

@@ -64,3 +64,15 @@ std::string missing() {
 }
 
 }  // namespace fabric_ends
+
+// The suite's promises for a way over which no end may end while it reads or writes.
+#define FABRIC_WITHOUT_ENDS(PROMISE, subject)                \
+  PROMISE(subject, every_byte_arrives_and_no_other_changes)  \
+  PROMISE(subject, programs_of_every_kind_arrive)            \
+  PROMISE(subject, post_accepts_a_prefix_and_the_rest_later) \
+  PROMISE(subject, transfers_in_both_directions_do_not_mix)  \
+  PROMISE(subject, a_fence_that_moved_is_noticed)            \
+  PROMISE(subject, mistakes_complete_and_harm_nobody)        \
+  PROMISE(subject, pieces_without_bytes_complete)            \
+  PROMISE(subject, what_is_detached_is_not_read)             \
+  PROMISE(subject, descriptors_are_given_back)

@@ -235,10 +235,4 @@ class Child {
   std::string address_;
 };
 
-template <class T>
-void refused(const T& result, Code code, const std::string& words) {
-  CHECK_EQ(result.code(), code);
-  if (result.message().find(words) == std::string::npos) FAIL(result.message());
-}
-
 }  // namespace gpu_ends

@@ -154,6 +154,28 @@ inline Wire dial(const std::string& address, Over over = Over::kUnix) {
   return wire;
 }
 
+// A caller that comes to a listener.
+inline Wire accepted_by(const UniqueFd& listener) {
+  pollfd set{listener.get(), POLLIN, 0};
+  REQUIRE(::poll(&set, 1, static_cast<int>(kBound / 1'000'000)) == 1);
+  int error = 0;
+  return Wire(accept_from(listener.get(), error));
+}
+
+// A listener in the place of an agent's.
+struct Listening {
+  Listening() {
+    const auto where = TcpAddress::resolve("tcp://127.0.0.1:0");
+    REQUIRE_OK(where);
+    auto listening = listen_tcp(where.value().front());
+    REQUIRE_OK(listening);
+    tcp = std::move(listening).value();
+    address = listening_address(tcp.get()).value();
+  }
+  UniqueFd tcp;
+  std::string address;
+};
+
 struct PeerOptions {
   std::string name = "mallory";
   std::string secret;
@@ -369,15 +391,9 @@ struct Scene {
 struct Reader {
   Reader(Scene& scene, Peer& its) : peer(its) {
     Runtime& victim = *scene.victim.runtime;
-    wire::Region region;
-    region.id = kRegion;
-    region.name = "hers";
-    region.spans = {{0, kBlocks * kBlockNbytes}};
-    region.num_blocks = kBlocks;
-    region.keys = {{"unix", {}}};
     rail = peer.open_rail(0, "unix");
     REQUIRE(rail.has_value());
-    peer.say(region);
+    peer.say(hers());
     SessionKey key = 0;
     REQUIRE(await([&] {
       return victim.with_engine([&](Engine& engine, Time) {
@@ -388,6 +404,15 @@ struct Reader {
     }));
     grant(victim, key, scene.victim.region, wire::LeaseMode::kRead);
     src = scene.victim.region;
+  }
+  static wire::Region hers() {
+    wire::Region region;
+    region.id = kRegion;
+    region.name = "hers";
+    region.spans = {{0, kBlocks * kBlockNbytes}};
+    region.num_blocks = kBlocks;
+    region.keys = {{"unix", {}}};
+    return region;
   }
   bool tell(const CopyProgram& program) {
     return peer.say(wire::Program{++num_programs, src, kRegion, program});

@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -11,6 +13,7 @@
 #include "check.h"
 #include "emulated_driver.h"
 #include "emulated_kernels.h"
+#include "gpu_memory.h"
 #include "one_sided_ends.h"
 #include "transports/cuda_ipc/cuda_ipc_transport.h"
 
@@ -61,5 +64,27 @@ inline std::shared_ptr<const Move> move_of(RegionId src, std::byte* dst, std::ui
   move->remote_region = src;
   return move;
 }
+
+// A destination that has attached a region of its peer's: region 1, which is `memory`.
+struct Two {
+  explicit Two(const Ends::Make& of_dst = make) : dst(of_dst) {
+    std::tie(dst_at_src, src_at_dst) = testing::connect_ends(src, dst);
+    REQUIRE_OK(dst.transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))));
+  }
+  void step() { src.step(), dst.step(); }
+  bool comes(const std::function<bool()>& is_so) {
+    return dst.reactor.run_until([&] { step(); }, is_so);
+  }
+  // Posts the fetch of all blocks of a region into `arrived`.
+  void fetch(WorkId id, RegionId region = 1) {
+    const Work works[] = {testing::fetch_work(id, move_of(region, arrived.data(), 1, 0), 0)};
+    REQUIRE_EQ(testing::post_all(*dst.transport, src_at_dst, works).accepted, 1);
+  }
+  bool src_is_held(RegionId region) const { return src.transport->lender()->held_by_peers(region); }
+
+  Ends src{make}, dst;
+  gpu_memory::DeviceMemory memory{kNbytes}, arrived{kNbytes};
+  PeerId dst_at_src = 0, src_at_dst = 0;
+};
 
 }  // namespace ipc_ends

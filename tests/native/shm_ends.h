@@ -3,6 +3,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "check.h"
+#include "core/system/memfd.h"
 #include "core/system/pool_memory.h"
 #include "one_sided_ends.h"
 #include "transports/shm/shm_transport.h"
@@ -90,6 +92,29 @@ inline void fetch_all_and_check(Shm& destination, PeerId peer, RegionId region) 
   }
   for (std::uint32_t i = 0; i < kNumBlocks; ++i) CHECK(holds_block(memory.data(), dst[i], src[i]));
 }
+
+// A memfd of 16 MiB, written to through `data`.
+struct Memfd {
+  static constexpr std::uint64_t kNbytes = 16 * 1024 * 1024;
+
+  explicit Memfd(const char* name) : fd(std::move(create_memfd(name, kNbytes)).value()) {
+    void* const at = ::mmap(nullptr, kNbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+    REQUIRE(at != MAP_FAILED);
+    data = static_cast<std::byte*>(at);
+  }
+  ~Memfd() { ::munmap(data, kNbytes); }
+  Memfd(const Memfd&) = delete;
+  Memfd& operator=(const Memfd&) = delete;
+  // As agents do, or as before Linux 5.1, so that it can be punched.
+  void seal(bool loosely = false) const {
+    if (loosely)
+      REQUIRE(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+    else
+      REQUIRE_OK(seal_memfd(fd.get()));
+  }
+  UniqueFd fd;
+  std::byte* data = nullptr;
+};
 
 inline std::size_t num_open_fds() {
   std::size_t count = 0;

@@ -108,7 +108,7 @@ TEST(of_what_peers_leave_that_are_gone_the_oldest_goes_and_one_line_says_so) {
   const std::vector<Event> events = ring.drain(8, true);
   REQUIRE(events.size() == 3);
   CHECK(events[1].kind == EventKind::kLog);
-  CHECK(events[1].message.find("notifications of lost peers are unread") != std::string::npos);
+  CHECK_HAS(events[1].message, "notifications of lost peers are unread");
   std::uint32_t next_open = 0, next_gone = 3;
   for (std::uint32_t i = 0; i < 2 * kMost - 3; ++i) {
     const std::optional<Mail> taken = ring.take(MailKind::kNotification);

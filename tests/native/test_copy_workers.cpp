@@ -9,19 +9,19 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
-#include <condition_variable>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "block_programs.h"
 #include "check.h"
 #include "test_reactor.h"
+#include "thread_gate.h"
 
 namespace {
 
@@ -33,16 +33,8 @@ constexpr std::uint64_t kBlockNbytes = 4096;
 // One layer of whole blocks, as one piece.
 std::shared_ptr<const Move> whole_move(std::byte* dst, std::uint32_t num_blocks,
                                        std::uint64_t block_nbytes = kBlockNbytes) {
-  CopyLoop loop{};
-  loop.num_layers = 1;
-  loop.src_block_stride = loop.dst_block_stride = block_nbytes;
-  loop.counts[0] = loop.counts[1] = 1;
-  loop.nbytes = block_nbytes;
-  auto program = std::make_shared<CopyProgram>();
-  program->loops = {loop};
-  program->num_layers = 1;
   auto move = std::make_shared<Move>();
-  move->program = program;
+  move->program = std::make_shared<CopyProgram>(block_programs::pages_of(block_nbytes));
   move->grid = {0, 1, num_blocks, num_blocks};
   for (std::uint32_t i = 0; i < num_blocks; ++i) {
     move->src_ids.push_back(i);
@@ -77,39 +69,11 @@ class Counted : public SharedCopy {
   const std::byte* const src_;
 };
 
-// Holds threads until they are let on, one by one.
-class Gate {
- public:
-  void stand() {
-    std::unique_lock lock(mutex_);
-    ++num_standing_;
-    changed_.notify_all();
-    changed_.wait(lock, [this] { return num_let_on_ != 0; });
-    --num_let_on_;
-    --num_standing_;
-    changed_.notify_all();
-  }
-  void await_standing(int num) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return num_standing_ == num; });
-  }
-  void let_on(int num = 1) {
-    const std::lock_guard lock(mutex_);
-    num_let_on_ += num;
-    changed_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int num_standing_ = 0, num_let_on_ = 0;
-};
-
 // A copy of which every slice but the driver's waits in a gate before it is copied.
 class Held final : public Counted {
  public:
   using Counted::Counted;
-  Gate gate;
+  ThreadGate gate;
 
  private:
   Result<std::uint64_t> advance(SlicedCopy& slice, std::size_t thread) override {

@@ -152,47 +152,6 @@ TEST(any_order_of_any_writers_covers_what_their_bits_cover) {
   CHECK(num_followed > 1000 && num_whole_blocks > 1000);
 }
 
-TEST(halves_of_the_heads_are_complete_together_alone) {
-  for (const bool upper_first : {false, true}) {
-    Coverage coverage(2, 2, {.num_heads = 8});
-    const HeadSlice halves[] = {{0, 4, 8}, {4, 4, 8}};
-    const HeadSlice &first = halves[upper_first], &second = halves[!upper_first];
-    const std::vector<Stretch> both = {{0, 0, 1}, {1, 0, 1}}, upper = {{1, 0, 1}}, lower = {{0, 0, 1}};
-    for (std::uint32_t layer = 0; layer < 2; ++layer)
-      CHECK(!coverage.add(layer, coverage.num_cells(first, both)));
-    coverage.add_writer(2, first, both);
-    CHECK(!coverage.complete() && !coverage.complete(0));
-    CHECK(!coverage.add(0, coverage.num_cells(second, upper)));
-    CHECK(!coverage.add(1, coverage.num_cells(second, upper)));
-    coverage.add_writer(2, second, upper);
-    CHECK(!coverage.complete(0));
-    CHECK(coverage.complete(1));
-    CHECK(coverage.add(1, coverage.num_cells(second, lower)));
-    CHECK(coverage.add(0, coverage.num_cells(second, lower)));
-    CHECK(coverage.complete() && coverage.complete(0));
-  }
-}
-
-TEST(tokens_outside_of_the_range_are_not_waited_for) {
-  // Blocks of 4 tokens; 5 to 9 are needed: the second block without its first, half of the third.
-  Coverage coverage(3, 1, {.block_tokens = 4, .first_token = 5, .end_token = 10});
-  const HeadSlice all{0, 1, 1};
-  const auto brings = [&](const std::vector<Stretch>& stretches) {
-    coverage.add_writer(1, all, stretches);
-    return coverage.add(0, coverage.num_cells(all, stretches));
-  };
-  CHECK(coverage.complete(0));
-  CHECK(!coverage.complete(1));
-  CHECK(!brings({{0, 0, 2}}));  // not needed
-  CHECK(!brings({{1, 2, 2}}));
-  CHECK(!coverage.complete(1));
-  CHECK(!brings({{1, 0, 1}, {1, 1, 1}}));
-  CHECK(coverage.complete(1));
-  CHECK(!coverage.complete(2));
-  CHECK(brings({{2, 0, 2}}));
-  CHECK(coverage.complete() && coverage.complete(2));
-}
-
 TEST(nothing_that_is_needed_is_complete_from_the_beginning) {
   CHECK(Coverage(0, 3, {}).complete());
   CHECK(Coverage(3, 3, {.block_tokens = 4, .first_token = 7, .end_token = 7}).complete());

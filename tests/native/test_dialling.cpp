@@ -17,6 +17,7 @@
 
 #include "agent_pair.h"
 #include "check.h"
+#include "core/control/socket_address.h"
 
 namespace {
 
@@ -149,14 +150,10 @@ TEST(a_name_of_which_no_address_answers_says_what_became_of_each) {
 
 TEST(who_connects_bears_with_a_handshake_for_as_long_as_with_connecting) {
   // A listener that accepts and says nothing is not a kvxfer agent.
-  UniqueFd mute(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address = at("127.0.0.1", 0);
-  socklen_t length = sizeof address;
-  REQUIRE(::bind(mute.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
-  REQUIRE(::listen(mute.get(), 8) == 0);
-  REQUIRE(::getsockname(mute.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0);
+  auto mute = listen_tcp(TcpAddress::resolve("tcp://127.0.0.1:0").value().front());
+  REQUIRE_OK(mute);
   const auto calling = agent("calling", "tcp", 1);
-  const std::string there = "tcp://127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  const std::string there = listening_address(mute.value().get()).value();
   const Found found = dial(*calling, there, kSecond / 4);
   CHECK_EQ(found.state, "lost");
   CHECK(found.error.code() == Code::kNoAnswer);

@@ -1,13 +1,10 @@
 #include <cstring>
-#include <memory>
-#include <numeric>
 #include <string_view>
 #include <vector>
 
 #include "check.h"
 #include "core/copy/crc32c.h"
 #include "core/copy/executor.h"
-#include "core/copy/pack.h"
 
 namespace {
 
@@ -22,37 +19,6 @@ std::uint32_t crc32c_by_bits(const std::vector<std::byte>& bytes) {
     for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
   }
   return ~crc;
-}
-
-// Two layers, two heads of a block, tokens: three loops deep, different strides at both ends.
-Move make_move(check::Random& random, std::uint32_t num_pairs, std::uint64_t nbytes) {
-  CopyLoop loop{};
-  loop.num_layers = 2;
-  loop.counts[0] = 2;
-  loop.counts[1] = 3;
-  loop.nbytes = nbytes;
-  loop.src_offset = 5;
-  loop.dst_offset = 9;
-  loop.src_strides[1] = nbytes + 7;
-  loop.src_strides[0] = 3 * loop.src_strides[1] + 1;
-  loop.src_block_stride = 2 * loop.src_strides[0];
-  loop.src_layer_stride = loop.src_block_stride * num_pairs;
-  loop.dst_strides[1] = nbytes;  // contiguous here, so runs do not merge on one side alone
-  loop.dst_strides[0] = 3 * nbytes + 64;
-  loop.dst_block_stride = 2 * loop.dst_strides[0];
-  loop.dst_layer_stride = loop.dst_block_stride * num_pairs + 13;
-  Move move;
-  auto program = std::make_shared<CopyProgram>();
-  program->loops = {loop};
-  program->num_layers = 2;
-  move.program = program;
-  move.grid = {0, 2, num_pairs, 3};
-  move.src_ids.resize(num_pairs);
-  std::iota(move.src_ids.begin(), move.src_ids.end(), 0u);
-  move.dst_ids = move.src_ids;
-  random.shuffle(move.src_ids);
-  random.shuffle(move.dst_ids);
-  return move;
 }
 
 TEST(crc32c_gives_the_published_values) {
@@ -93,59 +59,6 @@ TEST(copy_run_moves_exactly_its_bytes_at_any_alignment) {
     copy_fence();
     REQUIRE(std::memcmp(dst.data(), expected.data(), to + nbytes + 300) == 0);
   }
-}
-
-TEST(copy_piece_equals_the_loop_nest_and_sums_agree_at_both_ends) {
-  check::Random random(check::seed());
-  for (const std::uint64_t nbytes : {1u, 100u, 1024u, 4096u, 5003u}) {
-    const Move move = make_move(random, 8, nbytes);
-    const CopyLoop& loop = move.program->loops[0];
-    std::vector<std::byte> src(loop.src_offset + 2 * loop.src_layer_stride + 64);
-    std::vector<std::byte> dst(loop.dst_offset + 2 * loop.dst_layer_stride + 64), expected(dst.size());
-    random.fill(src.data(), src.size());
-    for (std::uint32_t layer = 0; layer < 2; ++layer)
-      for (std::size_t p = 0; p < 8; ++p)
-        for (std::uint64_t i = 0; i < 2; ++i)
-          for (std::uint64_t j = 0; j < 3; ++j)
-            std::memcpy(expected.data() + loop.dst_offset + layer * loop.dst_layer_stride +
-                            move.dst_ids[p] * loop.dst_block_stride + i * loop.dst_strides[0] +
-                            j * loop.dst_strides[1],
-                        src.data() + loop.src_offset + layer * loop.src_layer_stride +
-                            move.src_ids[p] * loop.src_block_stride + i * loop.src_strides[0] +
-                            j * loop.src_strides[1],
-                        nbytes);
-    for (std::uint32_t piece = 0; piece < move.grid.num_pieces(); ++piece) {
-      copy_piece(move, piece, src.data(), dst.data());
-      CHECK_EQ(checksum_piece(move, piece, Side::kSrc, src.data()),
-               checksum_piece(move, piece, Side::kDst, dst.data()));
-    }
-    CHECK(dst == expected);
-  }
-}
-
-TEST(piece_end_is_the_last_byte_of_the_runs) {
-  check::Random random(check::seed());
-  const Move move = make_move(random, 8, 100);
-  for (std::uint32_t piece = 0; piece < move.grid.num_pieces(); ++piece) {
-    std::uint64_t src_end = 0, dst_end = 0;
-    for_each_run(move.program->view(), move.grid.piece(piece), move.src_ids.data(), move.dst_ids.data(),
-                 [&](std::uint64_t src, std::uint64_t dst, std::uint64_t nbytes) {
-                   src_end = std::max(src_end, src + nbytes);
-                   dst_end = std::max(dst_end, dst + nbytes);
-                 });
-    CHECK_EQ(piece_end(move, piece, Side::kSrc), src_end);
-    CHECK_EQ(piece_end(move, piece, Side::kDst), dst_end);
-  }
-}
-
-TEST(piece_end_saturates_where_offsets_overflow) {
-  check::Random random(check::seed());
-  Move move = make_move(random, 8, 100);
-  auto program = std::make_shared<CopyProgram>(*move.program);
-  program->loops[0].src_block_stride = UINT64_MAX / 2;  // wraps to something small
-  move.program = program;
-  move.src_ids.assign(8, 4);
-  CHECK_EQ(piece_end(move, 0, Side::kSrc), UINT64_MAX);
 }
 
 TEST(a_kernel_is_chosen) { CHECK(!copy_kernel_name().empty()); }

@@ -91,52 +91,39 @@ std::int64_t launches_of_pieces(std::uint32_t tables_nbytes) {
   return num_launches;
 }
 
-TEST(pieces_of_a_layer_that_follow_each_other_are_one_launch) {
+TEST(pieces_of_a_layer_that_follow_each_other_are_one_launch_where_their_tables_have_room) {
   CHECK_EQ(launches_of_pieces(1024 * 1024), 2);
-}
-
-TEST(pieces_are_not_put_together_beyond_the_room_for_tables) {
   // Room for the two pairs of one piece on both sides, aligned, but not for those of two pieces.
   CHECK_EQ(launches_of_pieces(2 * 16), 8);
 }
 
 TEST(memory_that_its_owner_takes_back_is_unmapped_and_its_work_ends) {
-  Ends src(make), dst(make);
-  const PeerId src_at_dst = connect_ends(src, dst).second;
-  DeviceMemory memory(kNbytes), arrived(kNbytes);
-  REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
-  const auto move = move_of(1, arrived.data(), 1, 0);
-  const Work first[] = {fetch_work(1, move, 0)}, second[] = {fetch_work(2, move, 0)};
-  testing::post_all(*dst.transport, src_at_dst, first);
-  CHECK(dst.await(1).code == Code::kOk);
-  CHECK_EQ(dst.transport->num_mappings(), 1);
-  src.transport->deregister_memory(1);
-  REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(); },
-                                [&] { return dst.transport->num_mappings() == 0; }));
-  testing::post_all(*dst.transport, src_at_dst, second);
-  CHECK(dst.await(2).code == Code::kRailFailed);
+  Two two;
+  two.fetch(1);
+  CHECK(two.dst.await(1).code == Code::kOk);
+  CHECK_EQ(two.dst.transport->num_mappings(), 1);
+  two.src.transport->deregister_memory(1);
+  REQUIRE(two.comes([&] { return two.dst.transport->num_mappings() == 0; }));
+  two.fetch(2);
+  CHECK(two.dst.await(2).code == Code::kRailFailed);
 }
 
 // Memory with a legacy IPC handle must not be freed while another process has it open.
 TEST(memory_is_held_until_peers_say_that_they_have_unmapped_it) {
-  Ends src(make), dst(make);
-  const PeerId src_at_dst = connect_ends(src, dst).second;
-  DeviceMemory memory(kNbytes);
-  REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
-  REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(); },
-                                [&] { return dst.transport->num_mappings() == 1; }));
-  CHECK(!src.transport->lender()->held_by_peers(1) && !src.transport->lender()->held_by_peers(kEveryRegion));
-  src.transport->deregister_memory(1);
-  for (int step = 0; step < 10; ++step) src.step();
-  CHECK(src.transport->lender()->held_by_peers(1) && src.transport->lender()->held_by_peers(kEveryRegion));
-  CHECK(!src.transport->lender()->held_by_peers(2));
-  CHECK_EQ(dst.transport->num_mappings(), 1);
-  REQUIRE(src.reactor.run_until([&] { src.step(), dst.step(); },
-                                [&] { return !src.transport->lender()->held_by_peers(1); }));
-  CHECK_EQ(dst.transport->num_mappings(), 0);
-  CHECK(!src.transport->lender()->held_by_peers(kEveryRegion));
-  CHECK(src.transport->lender()->give_up_holders(kEveryRegion).empty());
-  CHECK(src.event(CompletionKind::kRailDown) == nullptr && dst.event(CompletionKind::kRailDown) == nullptr);
+  Two two;
+  REQUIRE(two.comes([&] { return two.dst.transport->num_mappings() == 1; }));
+  CHECK(!two.src_is_held(1) && !two.src_is_held(kEveryRegion));
+  two.src.transport->deregister_memory(1);
+  for (int step = 0; step < 10; ++step) two.src.step();
+  CHECK(two.src_is_held(1) && two.src_is_held(kEveryRegion));
+  CHECK(!two.src_is_held(2));
+  CHECK_EQ(two.dst.transport->num_mappings(), 1);
+  REQUIRE(two.comes([&] { return !two.src_is_held(1); }));
+  CHECK_EQ(two.dst.transport->num_mappings(), 0);
+  CHECK(!two.src_is_held(kEveryRegion));
+  CHECK(two.src.transport->lender()->give_up_holders(kEveryRegion).empty());
+  CHECK(two.src.event(CompletionKind::kRailDown) == nullptr &&
+        two.dst.event(CompletionKind::kRailDown) == nullptr);
 }
 
 TEST(memory_under_two_regions_is_held_from_the_end_of_the_second_on) {
@@ -194,7 +181,7 @@ TEST(a_peer_that_does_not_answer_loses_its_rail_and_nobody_waits_for_it_again) {
   CHECK_EQ(src.transport->lender()->give_up_holders(1), std::vector<std::string>{"b"});
   CHECK(!src.transport->lender()->held_by_peers(kEveryRegion));
   const Completion down = src.await(CompletionKind::kRailDown);
-  CHECK(down.detail.find("did not report in time that it has unmapped") != std::string::npos);
+  CHECK_HAS(down.detail, "did not report in time that it has unmapped");
   std::size_t num_down = 0;
   for (const Completion& each : src.completions) num_down += each.kind == CompletionKind::kRailDown;
   CHECK_EQ(num_down, 1);
@@ -221,22 +208,17 @@ TEST(a_peer_that_dies_holds_nothing) {
 }
 
 TEST(a_peer_whose_rail_ended_holds_memory_until_it_has_met_that_end) {
-  Ends src(make), dst(make);
-  const auto [dst_at_src, src_at_dst] = connect_ends(src, dst);
-  DeviceMemory memory(kNbytes);
-  REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
-  REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(); },
-                                [&] { return dst.transport->num_mappings() == 1; }));
-  src.transport->disconnect(dst_at_src);
-  CHECK(src.transport->lender()->held_by_peers(kEveryRegion));
-  src.transport->deregister_memory(1);
-  for (int step = 0; step < 10; ++step) src.step();
-  CHECK(src.transport->lender()->held_by_peers(1));
-  CHECK_EQ(dst.transport->num_mappings(), 1);
-  REQUIRE(src.reactor.run_until([&] { src.step(), dst.step(); },
-                                [&] { return !src.transport->lender()->held_by_peers(kEveryRegion); }));
-  CHECK_EQ(dst.transport->num_mappings(), 0);
-  CHECK_EQ(src.reactor.num_handlers(), 0);
+  Two two;
+  REQUIRE(two.comes([&] { return two.dst.transport->num_mappings() == 1; }));
+  two.src.transport->disconnect(two.dst_at_src);
+  CHECK(two.src_is_held(kEveryRegion));
+  two.src.transport->deregister_memory(1);
+  for (int step = 0; step < 10; ++step) two.src.step();
+  CHECK(two.src_is_held(1));
+  CHECK_EQ(two.dst.transport->num_mappings(), 1);
+  REQUIRE(two.comes([&] { return !two.src_is_held(kEveryRegion); }));
+  CHECK_EQ(two.dst.transport->num_mappings(), 0);
+  CHECK_EQ(two.src.reactor.num_handlers(), 0);
 }
 
 // A transport is polled when it is busy, and not otherwise.
@@ -306,39 +288,32 @@ TEST(a_region_that_is_refused_leaves_nothing_behind) {
 }
 
 TEST(a_device_that_fails_ends_its_rails_and_no_work_stays) {
-  Ends src(make), dst(make);
-  const PeerId src_at_dst = connect_ends(src, dst).second;
-  DeviceMemory memory(kNbytes), arrived(kNbytes);
-  REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
-  const auto move = move_of(1, arrived.data(), 1, 0);
+  Two two;
+  const auto move = move_of(1, two.arrived.data(), 1, 0);
   std::vector<Work> works;
   for (WorkId id = 1; id <= 5; ++id) works.push_back(fetch_work(id, move, 0));
   device().launches_until_failure = 2;
-  CHECK_EQ(testing::post_all(*dst.transport, src_at_dst, works).accepted, works.size());
-  CHECK(dst.await(CompletionKind::kRailDown).detail.find("cuLaunchKernel") != std::string::npos);
+  CHECK_EQ(testing::post_all(*two.dst.transport, two.src_at_dst, works).accepted, works.size());
+  CHECK_HAS(two.dst.await(CompletionKind::kRailDown).detail, "cuLaunchKernel");
   device().launches_until_failure = -1;
   for (const Work& work : works) {
-    const Code code = dst.await(work.id).code;
+    const Code code = two.dst.await(work.id).code;
     CHECK(code == Code::kOk || code == Code::kRailFailed);
   }
-  CHECK(dst.completion_of(5)->code == Code::kRailFailed);
-  CHECK(!dst.transport->busy());
-  CHECK(!dst.transport->connect(socket_pair().first, {true, 0, "later"}).ok());
+  CHECK(two.dst.completion_of(5)->code == Code::kRailFailed);
+  CHECK(!two.dst.transport->busy());
+  CHECK(!two.dst.transport->connect(socket_pair().first, {true, 0, "later"}).ok());
 }
 
 // A sticky error in the middle of a kernel: no completion is ever reported.
 TEST(a_device_that_falls_silent_with_an_error_is_found_out) {
-  Ends src(make), dst(make);
-  const PeerId src_at_dst = connect_ends(src, dst).second;
-  DeviceMemory memory(kNbytes), arrived(kNbytes);
-  REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
+  Two two;
   emulated::hang_launches() = true;
-  const Work works[] = {fetch_work(1, move_of(1, arrived.data(), 1, 0), 0)};
-  testing::post_all(*dst.transport, src_at_dst, works);
-  for (int step = 0; step < 10; ++step) dst.step();
-  CHECK(dst.completion_of(1) == nullptr);
+  two.fetch(1);
+  for (int step = 0; step < 10; ++step) two.dst.step();
+  CHECK(two.dst.completion_of(1) == nullptr);
   device().stream_error = emulated::kLaunchFailed;
-  CHECK(dst.await(1).code == Code::kRailFailed);
+  CHECK(two.dst.await(1).code == Code::kRailFailed);
   emulated::hang_launches() = false;
   device().stream_error = 0;
 }
@@ -355,10 +330,10 @@ TEST(a_peer_that_lies_loses_its_rail) {
     REQUIRE_EQ(::send(theirs.get(), message.data(), message.size(), MSG_NOSIGNAL), message.size());
     return end.await(CompletionKind::kRailDown).detail;
   };
-  CHECK(says({{0, 0}}).find("version") != std::string::npos);
-  CHECK(says({{4, 2}}).find("did not begin with a hello") != std::string::npos);
-  CHECK(says({{4, 1}}).find("with a missing or an extra descriptor") != std::string::npos);
-  CHECK(says({{4, 9}}).find("did not begin with a hello") != std::string::npos);
+  CHECK_HAS(says({{0, 0}}), "version");
+  CHECK_HAS(says({{4, 2}}), "did not begin with a hello");
+  CHECK_HAS(says({{4, 1}}), "with a missing or an extra descriptor");
+  CHECK_HAS(says({{4, 9}}), "did not begin with a hello");
 }
 
 // A peer that the test drives by hand; it has said hello.
@@ -398,7 +373,7 @@ TEST(a_peer_that_does_not_read_what_it_is_answered_loses_its_rail) {
     liar.say(kGone, id);
     end.step();
   }
-  CHECK(end.await(CompletionKind::kRailDown).detail.find("does not read its socket") != std::string::npos);
+  CHECK_HAS(end.await(CompletionKind::kRailDown).detail, "does not read its socket");
 }
 
 TEST(peers_that_never_let_go_take_a_bounded_number_of_descriptors) {
@@ -430,7 +405,7 @@ TEST(a_peer_that_lies_of_what_is_unmapped_loses_its_rail) {
     told(*end.transport, region_of(1, memory.data()));
     Liar liar(end);
     liar.say(kUnmapped, 1);  // it is still registered
-    CHECK(down(end).find("unmapped memory that it was not asked to unmap") != std::string::npos);
+    CHECK_HAS(down(end), "unmapped memory that it was not asked to unmap");
     // Its messages no longer count: it holds the memory until its socket ends.
     end.transport->deregister_memory(1);
     CHECK(end.transport->lender()->held_by_peers(1));
@@ -448,13 +423,13 @@ TEST(a_peer_that_lies_of_what_is_unmapped_loses_its_rail) {
                                   [&] { return !end.transport->lender()->held_by_peers(1); }));
     CHECK(end.event(CompletionKind::kRailDown) == nullptr);
     liar.say(kUnmapped, 1);
-    CHECK(down(end).find("unmapped memory that it was not asked to unmap") != std::string::npos);
+    CHECK_HAS(down(end), "unmapped memory that it was not asked to unmap");
   }
   {
     Ends end(make);
     Liar liar(end);
     liar.say(kGone, 7);
-    CHECK(down(end).find("took back memory that it had not announced") != std::string::npos);
+    CHECK_HAS(down(end), "took back memory that it had not announced");
   }
 }
 

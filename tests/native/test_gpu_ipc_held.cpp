@@ -32,28 +32,17 @@ Ends::Make holding(std::uint64_t most_flying_nbytes = cuda_ipc::Flights::kMostNb
 }
 
 // A destination whose device holds its fetch of a source's region.
-struct Scene {
-  Scene() : src(make), dst(holding()), memory(kNbytes), arrived(kNbytes) {
+struct Scene : Two {
+  Scene() : Two(holding()) {
     launches().reset();
     launches().let(0);
-    std::tie(dst_at_src, src_at_dst) = connect_ends(src, dst);
-    REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
-    const Work works[] = {fetch_work(1, move_of(1, arrived.data(), 1, 0), 0)};
-    REQUIRE_EQ(testing::post_all(*dst.transport, src_at_dst, works).accepted, 1);
-    REQUIRE(dst.reactor.run_until([&] { step(); }, [] { return launches().num_begun() == 1; }));
+    fetch(1);
+    REQUIRE(comes([] { return launches().num_begun() == 1; }));
   }
   ~Scene() { launches().let_all(); }  // closing waits for them
-  void step() { src.step(), dst.step(); }
   void step_on() {
     for (int k = 0; k < 10; ++k) step();
   }
-  bool comes(const std::function<bool()>& is_so) {
-    return dst.reactor.run_until([&] { step(); }, is_so);
-  }
-
-  Ends src, dst;
-  DeviceMemory memory, arrived;
-  PeerId dst_at_src = 0, src_at_dst = 0;
 };
 
 TEST(a_region_that_is_detached_stays_mapped_for_the_kernel_that_reads_it) {

@@ -113,7 +113,7 @@ TEST(a_peer_has_as_much_mapped_and_passes_as_many_descriptors_as_its_budget_has)
     Impostor impostor(budget);
     CHECK_OK(impostor.attach(one.data(), kNbytes, 1));
     const Status refused = impostor.attach(other.data(), kNbytes, 2);
-    CHECK(refused.message().find("mapped bytes") != std::string::npos);
+    CHECK_HAS(refused.message(), "mapped bytes");
     impostor.end.transport->detach(impostor.peer, 1);
     CHECK_OK(impostor.attach(one.data(), kNbytes, 3));
     impostor.end.transport->disconnect(impostor.peer);
@@ -124,7 +124,7 @@ TEST(a_peer_has_as_much_mapped_and_passes_as_many_descriptors_as_its_budget_has)
   Impostor impostor(budget);
   static_cast<void>(impostor.attach(reinterpret_cast<const std::byte*>(pages), emulated::kGranularity, 1));
   static_cast<void>(impostor.attach(reinterpret_cast<const std::byte*>(pages), emulated::kGranularity, 2));
-  CHECK(impostor.end.await(CompletionKind::kRailDown).detail.find("1 descriptors here") != std::string::npos);
+  CHECK_HAS(impostor.end.await(CompletionKind::kRailDown).detail, "1 descriptors here");
   CHECK_EQ(budget->used(Resource::kDescriptors), 0u);
 }
 

@@ -63,9 +63,7 @@ TEST(memory_that_is_not_the_pools_is_left_alone_and_that_is_said) {
   const Kept before = kept();
   for (const gpu::Address address : {memory.value() + 4096, gpu::Address{0}, gpu::Address{4096}}) {
     const Status refused = pool->free(address);
-    CHECK_EQ(refused.code(), Code::kInvalidArgument);
-    CHECK(refused.message().find("has not allocated this memory, or has freed it already") !=
-          std::string::npos);
+    CHECK_REFUSED(refused, Code::kInvalidArgument, "has not allocated this memory, or has freed it already");
   }
   CHECK(kept() == before);
   CHECK_OK(pool->free(memory.value()));
@@ -78,8 +76,7 @@ TEST(a_device_without_room_says_so_and_nothing_stays_behind) {
   const Kept before = kept();
   device().most_nbytes = 8 * emulated::kGranularity;
   const auto refused = pool->allocate(9 * emulated::kGranularity);
-  CHECK_EQ(refused.status().code(), Code::kExhausted);
-  CHECK(refused.status().message().find("CUDA_ERROR_OUT_OF_MEMORY") != std::string::npos);
+  CHECK_REFUSED(refused.status(), Code::kExhausted, "CUDA_ERROR_OUT_OF_MEMORY");
   CHECK_EQ(pool->allocate(UINT64_MAX).status().code(), Code::kExhausted);
   CHECK(kept() == before);
   const auto smaller = pool->allocate(8 * emulated::kGranularity);
@@ -97,8 +94,7 @@ TEST(a_step_that_fails_undoes_those_before_it) {
     *error = emulated::kNotPermitted;
     const auto refused = pool->allocate(4096);
     *error = 0;
-    CHECK_EQ(refused.status().code(), Code::kSystem);
-    CHECK(refused.status().message().find(name) != std::string::npos);
+    CHECK_REFUSED(refused.status(), Code::kSystem, name);
     CHECK(kept() == before);
   }
   CHECK_EQ(pool->nbytes(), 0);

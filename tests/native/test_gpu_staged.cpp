@@ -340,7 +340,7 @@ TEST(a_piece_larger_than_a_peers_part_of_the_arena_is_refused_in_words) {
     REQUIRE_EQ(two.post(two.src, work), Code::kOk);
     const Completion ended = two.src.await(work.id);
     CHECK_EQ(ended.code, Code::kExhausted);
-    CHECK(ended.detail.find("raise staging_nbytes") != std::string::npos);
+    CHECK_HAS(ended.detail, "raise staging_nbytes");
   }
 }
 
@@ -356,7 +356,7 @@ TEST(a_device_that_fails_under_way_ends_works_of_its_pages_alone) {
   for (const Work* work : {&send, &receive}) {
     const Completion ended = two.src.await(work->id);
     CHECK_EQ(ended.code, Code::kSystem);
-    CHECK(ended.detail.find("staging") != std::string::npos);
+    CHECK_HAS(ended.detail, "staging");
   }
   const Work later = Two::work_of(two.src, WorkKind::kSend, MemoryKind::kGpu, 1, 3);
   REQUIRE_EQ(two.post(two.src, later), Code::kOk);

@@ -377,31 +377,31 @@ TEST(what_cannot_be_waited_for_is_refused_in_words_and_nothing_is_enqueued) {
   const auto tried = [&](std::optional<std::uint32_t> layer = std::nullopt) {
     return agent.wait_in(stream.get(), *handle, layer).status();
   };
-  refused(tried(kLayers), Code::kOutOfRange, "does not arrive here");
+  CHECK_REFUSED(tried(kLayers), Code::kOutOfRange, "does not arrive here");
   stream.get()->context = reinterpret_cast<gpu::Context>(&both);
-  refused(tried(), Code::kInvalidArgument, "on GPU 1, but the agent's GPU is 0");
+  CHECK_REFUSED(tried(), Code::kInvalidArgument, "on GPU 1, but the agent's GPU is 0");
   stream.get()->context = emulated::own_context();
   stream.get()->capturing = true;
-  refused(tried(), Code::kInvalidArgument, "is being captured into a graph");
+  CHECK_REFUSED(tried(), Code::kInvalidArgument, "is being captured into a graph");
   CHECK(stream.get()->captured.empty());
   stream.get()->capturing = false;
   emulated::device().refuses_waits = true;
-  refused(tried(), Code::kUnsupported, "cannot wait for words of memory");
+  CHECK_REFUSED(tried(), Code::kUnsupported, "cannot wait for words of memory");
   emulated::device().refuses_waits = false;
   emulated::device().stream_error = emulated::kLaunchFailed;
-  refused(tried(), Code::kSystem, "cuStream");
+  CHECK_REFUSED(tried(), Code::kSystem, "cuStream");
   emulated::device().stream_error = 0;
   CHECK(goes_on(stream));
   held.trigger->fire(1);
   REQUIRE(ends(handle));
   CHECK_EQ(handle->outcome(), Outcome::kDone);
   agent.close(kBound);
-  refused(tried(), Code::kClosed, "is closed");
+  CHECK_REFUSED(tried(), Code::kClosed, "is closed");
 
   Ends hosts({.transports = {"loopback"}});
   const auto on_host = hosts.read(held.all());
-  refused(hosts.dst.runtime->wait_in(stream.get(), *on_host).status(), Code::kUnsupported,
-          "has no GPU in whose streams it could wait");
+  CHECK_REFUSED(hosts.dst.runtime->wait_in(stream.get(), *on_host).status(), Code::kUnsupported,
+                "has no GPU in whose streams it could wait");
 }
 
 TEST(where_a_device_flushes_remote_writes_a_wait_asks_for_it) {

@@ -68,25 +68,25 @@ TEST(streams_of_another_gpu_and_of_captures_are_refused_in_words) {
   Runtime& agent = *both.src.runtime;
   ModelStream stream;
   stream.get()->context = reinterpret_cast<gpu::Context>(&both);
-  refused(agent.after_stream(stream.get()).status(), Code::kInvalidArgument,
-          "on GPU 1, but the agent's GPU is 0");
+  CHECK_REFUSED(agent.after_stream(stream.get()).status(), Code::kInvalidArgument,
+                "on GPU 1, but the agent's GPU is 0");
   const auto trigger = agent.make_trigger();
   REQUIRE_OK(trigger);
-  refused(agent.record(*trigger.value(), stream.get(), 1), Code::kInvalidArgument, "on GPU 1");
+  CHECK_REFUSED(agent.record(*trigger.value(), stream.get(), 1), Code::kInvalidArgument, "on GPU 1");
   stream.get()->context = emulated::own_context();
   stream.get()->capturing = true;
-  refused(agent.after_stream(stream.get()).status(), Code::kInvalidArgument, "is being captured");
+  CHECK_REFUSED(agent.after_stream(stream.get()).status(), Code::kInvalidArgument, "is being captured");
   CHECK(stream.get()->captured.empty());
   gpu::EventHandle event;
   event.captured = true;
-  refused(agent.after_event(&event).status(), Code::kInvalidArgument, "while a graph was captured");
+  CHECK_REFUSED(agent.after_event(&event).status(), Code::kInvalidArgument, "while a graph was captured");
 }
 
 TEST(a_device_that_failed_is_told_when_the_transfer_would_be_posted) {
   Ends both;
   ModelStream stream;
   emulated::device().stream_error = emulated::kLaunchFailed;
-  refused(both.src.runtime->after_stream(stream.get()).status(), Code::kSystem, "cuStreamWriteValue32");
+  CHECK_REFUSED(both.src.runtime->after_stream(stream.get()).status(), Code::kSystem, "cuStreamWriteValue32");
   emulated::device().stream_error = 0;
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -173,6 +174,35 @@ TEST(whatever_a_peer_says_the_gate_is_held_for_a_few_milliseconds_and_a_friend_i
     }
     CHECK(briefly);
   }
+  CHECK(scene.friend_is_there());
+}
+
+// The friend's message comes to the victim's caller, after whatever others had said.
+bool friend_is_heard(Scene& scene, const std::string& words) {
+  const auto bytes = std::as_bytes(std::span(words));
+  const Status sent = scene.bystander.runtime->with_engine([&](Engine& engine, Time now) {
+    return engine.send_message(now, scene.there, {bytes.begin(), bytes.end()});
+  });
+  if (!sent.ok()) return false;
+  bool heard = false;
+  return await([&] {
+    while (const std::optional<Mail> mail = scene.victim.runtime->ring().take(MailKind::kMessage))
+      heard = heard || (mail->peer == scene.here && wire::text_of(mail->payload) == words);
+    return heard;
+  });
+}
+
+TEST(who_comes_under_a_name_that_is_open_says_nothing_to_callers) {
+  Scene scene;
+  PeerOptions namesake;
+  namesake.name = "friend";
+  Peer peer(scene.victim.runtime->address(), namesake);
+  REQUIRE(peer.hear_until([&] { return peer.session.state() == SessionState::kOpen; }));
+  CHECK(peer.say(wire::AgentMessage{wire::Bytes(5)}));
+  CHECK(peer.hears_the_end());
+  CHECK_HAS(peer.session.reason().message(), "MESSAGE before");
+  CHECK(friend_is_heard(scene, "the friend's"));
+  CHECK(!scene.victim.runtime->ring().take(MailKind::kMessage));
   CHECK(scene.friend_is_there());
 }
 

@@ -81,13 +81,7 @@ bool visit(Scene& scene, Time patience_ns) {
   Peer peer(scene.victim.runtime->address());
   if (!peer.shake_hands()) return false;
   const auto rail = peer.open_rail(0, "unix");
-  wire::Region region;
-  region.id = Reader::kRegion;
-  region.name = "hers";
-  region.spans = {{0, kBlocks * kBlockNbytes}};
-  region.num_blocks = kBlocks;
-  region.keys = {{"unix", {}}};
-  peer.say(region);
+  peer.say(Reader::hers());
   peer.say(wire::Program{1, scene.victim.region, Reader::kRegion, pages_of(kBlockNbytes)});
   peer.say(wire::Program{2, Reader::kRegion, scene.victim.region, pages_of(kBlockNbytes)});
   wire::TransferSpec spec;

@@ -108,25 +108,6 @@ std::string squat(const std::string& name, UniqueFd& listener) {
   return "listens";
 }
 
-struct Listening {
-  Listening() {
-    const auto where = TcpAddress::resolve("tcp://127.0.0.1:0");
-    REQUIRE_OK(where);
-    auto listening = listen_tcp(where.value().front());
-    REQUIRE_OK(listening);
-    fd = std::move(listening).value();
-    address = listening_address(fd.get()).value();
-  }
-  Wire accept() {
-    pollfd set{fd.get(), POLLIN, 0};
-    REQUIRE(::poll(&set, 1, static_cast<int>(kBound / 1'000'000)) == 1);
-    int error = 0;
-    return Wire(accept_from(fd.get(), error));
-  }
-  UniqueFd fd;
-  std::string address;
-};
-
 TEST(who_took_the_unix_name_beside_an_agent_hears_nothing_of_those_that_call_it) {
   if (!may_become_another_user()) return;
   UniqueFd listener;
@@ -135,7 +116,7 @@ TEST(who_took_the_unix_name_beside_an_agent_hears_nothing_of_those_that_call_it)
   REQUIRE_EQ(squatter.ask(name_beside(real.address)), "listens");
   Agent caller(victim_options(kUserSecret));
   REQUIRE_OK(caller.runtime->begin_connect(real.address, kBound));
-  CHECK(real.accept().open());  // the caller came by TCP
+  CHECK(accepted_by(real.tcp).open());  // the caller came by TCP
   CHECK_EQ(squatter.ask("look"), "was told nothing");
 }
 
@@ -154,7 +135,7 @@ TEST(who_took_the_unix_name_that_a_peer_tells_is_opened_no_rail) {
     options.unix_name = name;
     options.host = caller.runtime->identity().host;
     options.transports = {"shm", "cuda_ipc"};
-    Peer peer(real.accept(), options);
+    Peer peer(accepted_by(real.tcp), options);
     peer.shake_hands();
     CHECK(peer.hears_the_end());
     CHECK(logs(*caller.runtime, secret == kUserSecret ? "without a secret this agent serves only its own user"
@@ -169,7 +150,7 @@ TEST(a_name_that_does_not_fit_a_unix_address_is_refused_in_words) {
     const auto dialled = dial_unix(std::string(nbytes, 'x'));
     REQUIRE(!dialled.ok());
     CHECK(dialled.status().code() == Code::kInvalidArgument);
-    CHECK(dialled.status().message().find(std::to_string(nbytes)) != std::string::npos);
+    CHECK_HAS(dialled.status().message(), std::to_string(nbytes));
     CHECK(!listen_unix(std::string(nbytes, 'x')).ok());
   }
 }

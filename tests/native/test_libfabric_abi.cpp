@@ -10,150 +10,83 @@
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
 
+#include "abi_compare.h"
 #include "check.h"
 
 namespace {
 
 namespace abi = kvxfer::libfabric::abi;
 
-#define SAME_PLACE(ours, member, theirs, their_member)                           \
-  static_assert(offsetof(abi::ours, member) == offsetof(theirs, their_member) && \
-                sizeof(abi::ours::member) == sizeof(theirs::their_member))
-#define SAME_VALUE(ours, theirs) \
-  static_assert(static_cast<std::uint64_t>(abi::ours) == static_cast<std::uint64_t>(theirs))
-
 static_assert(abi::version(1, 17) == FI_VERSION(1, 17));
-static_assert(sizeof(abi::PeerAddress) == sizeof(fi_addr_t));
-SAME_VALUE(kRma, FI_RMA);
-SAME_VALUE(kRead, FI_READ);
-SAME_VALUE(kReceive, FI_RECV);
-SAME_VALUE(kTransmit, FI_TRANSMIT);
-SAME_VALUE(kRemoteRead, FI_REMOTE_READ);
-SAME_VALUE(kWrite, FI_WRITE);
-SAME_VALUE(kRemoteWrite, FI_REMOTE_WRITE);
-SAME_VALUE(kDelivered, FI_DELIVERY_COMPLETE);
-SAME_VALUE(kMore, FI_MORE);
-SAME_VALUE(kGpuMemory, FI_HMEM);
-SAME_VALUE(kContext, FI_CONTEXT);
-SAME_VALUE(kContext2, FI_CONTEXT2);
-SAME_VALUE(kKeysLocal, FI_MR_LOCAL);
-SAME_VALUE(kKeysVirtual, FI_MR_VIRT_ADDR);
-SAME_VALUE(kKeysAllocated, FI_MR_ALLOCATED);
-SAME_VALUE(kKeysProvided, FI_MR_PROV_KEY);
-SAME_VALUE(kKeysOfEndpoint, FI_MR_ENDPOINT);
-SAME_VALUE(kKeysGpu, FI_MR_HMEM);
-SAME_VALUE(kReliableDatagrams, FI_EP_RDM);
-SAME_VALUE(kThreadSafe, FI_THREAD_SAFE);
-SAME_VALUE(kProgressManual, FI_PROGRESS_MANUAL);
-SAME_VALUE(kTable, FI_AV_TABLE);
-SAME_VALUE(kFormatContext, FI_CQ_FORMAT_CONTEXT);
-SAME_VALUE(kWaitNone, FI_WAIT_NONE);
-SAME_VALUE(kWaitSet, FI_WAIT_SET);
-SAME_VALUE(kWaitDescriptor, FI_WAIT_FD);
-SAME_VALUE(kHostMemory, FI_HMEM_SYSTEM);
-SAME_VALUE(kCudaMemory, FI_HMEM_CUDA);
-SAME_VALUE(kSocketAddress, FI_SOCKADDR);
-SAME_VALUE(kSocketAddressIpv4, FI_SOCKADDR_IN);
-SAME_VALUE(kSocketAddressIpv6, FI_SOCKADDR_IN6);
-SAME_VALUE(kAvailableLater, FI_EAVAIL);
-SAME_VALUE(kGetWait, FI_GETWAIT);
-SAME_VALUE(kEnable, FI_ENABLE);
+SAME_SIZE(PeerAddress, fi_addr_t);
+SAME_VALUES((kRma, FI_RMA), (kRead, FI_READ), (kReceive, FI_RECV), (kTransmit, FI_TRANSMIT),
+            (kRemoteRead, FI_REMOTE_READ), (kWrite, FI_WRITE), (kRemoteWrite, FI_REMOTE_WRITE),
+            (kDelivered, FI_DELIVERY_COMPLETE), (kMore, FI_MORE), (kGpuMemory, FI_HMEM),
+            (kContext, FI_CONTEXT), (kContext2, FI_CONTEXT2), (kKeysLocal, FI_MR_LOCAL),
+            (kKeysVirtual, FI_MR_VIRT_ADDR), (kKeysAllocated, FI_MR_ALLOCATED),
+            (kKeysProvided, FI_MR_PROV_KEY), (kKeysOfEndpoint, FI_MR_ENDPOINT), (kKeysGpu, FI_MR_HMEM),
+            (kReliableDatagrams, FI_EP_RDM), (kThreadSafe, FI_THREAD_SAFE),
+            (kProgressManual, FI_PROGRESS_MANUAL), (kTable, FI_AV_TABLE),
+            (kFormatContext, FI_CQ_FORMAT_CONTEXT), (kWaitNone, FI_WAIT_NONE), (kWaitSet, FI_WAIT_SET),
+            (kWaitDescriptor, FI_WAIT_FD), (kHostMemory, FI_HMEM_SYSTEM), (kCudaMemory, FI_HMEM_CUDA),
+            (kSocketAddress, FI_SOCKADDR), (kSocketAddressIpv4, FI_SOCKADDR_IN),
+            (kSocketAddressIpv6, FI_SOCKADDR_IN6), (kAvailableLater, FI_EAVAIL), (kGetWait, FI_GETWAIT),
+            (kEnable, FI_ENABLE));
 
-SAME_PLACE(Object, ops, fid, ops);
-static_assert(sizeof(abi::Object) == sizeof(fid));
-SAME_PLACE(ObjectOps, close, fi_ops, close);
-SAME_PLACE(ObjectOps, bind, fi_ops, bind);
-SAME_PLACE(ObjectOps, control, fi_ops, control);
+SAME_PLACES(Object, fid, (ops, ops));
+SAME_SIZE(Object, fid);
+SAME_PLACES(ObjectOps, fi_ops, (close, close), (bind, bind), (control, control));
 
-SAME_PLACE(Fabric, ops, fid_fabric, ops);
-SAME_PLACE(FabricOps, domain, fi_ops_fabric, domain);
-SAME_PLACE(FabricOps, wait_set, fi_ops_fabric, wait_open);
-SAME_PLACE(WaitParams, wait_object, fi_wait_attr, wait_obj);
-static_assert(sizeof(abi::WaitParams) == sizeof(fi_wait_attr));
-SAME_PLACE(WaitSet, ops, fid_wait, ops);
-SAME_PLACE(WaitOps, wait, fi_ops_wait, wait);
-SAME_PLACE(FabricOps, try_wait, fi_ops_fabric, trywait);
-SAME_PLACE(Domain, ops, fid_domain, ops);
-SAME_PLACE(Domain, regions, fid_domain, mr);
-SAME_PLACE(DomainOps, address_table, fi_ops_domain, av_open);
-SAME_PLACE(DomainOps, queue, fi_ops_domain, cq_open);
-SAME_PLACE(DomainOps, endpoint, fi_ops_domain, endpoint);
+SAME_PLACES(Fabric, fid_fabric, (ops, ops));
+SAME_PLACES(FabricOps, fi_ops_fabric, (domain, domain), (wait_set, wait_open));
+SAME_PLACES(WaitParams, fi_wait_attr, (wait_object, wait_obj));
+SAME_SIZE(WaitParams, fi_wait_attr);
+SAME_PLACES(WaitSet, fid_wait, (ops, ops));
+SAME_PLACES(WaitOps, fi_ops_wait, (wait, wait));
+SAME_PLACES(FabricOps, fi_ops_fabric, (try_wait, trywait));
+SAME_PLACES(Domain, fid_domain, (ops, ops), (regions, mr));
+SAME_PLACES(DomainOps, fi_ops_domain, (address_table, av_open), (queue, cq_open), (endpoint, endpoint));
 
-SAME_PLACE(AddressTableParams, type, fi_av_attr, type);
-SAME_PLACE(AddressTableParams, count, fi_av_attr, count);
-static_assert(sizeof(abi::AddressTableParams) == sizeof(fi_av_attr));
-SAME_PLACE(AddressTable, ops, fid_av, ops);
-SAME_PLACE(AddressTableOps, insert, fi_ops_av, insert);
+SAME_PLACES(AddressTableParams, fi_av_attr, (type, type), (count, count));
+SAME_SIZE(AddressTableParams, fi_av_attr);
+SAME_PLACES(AddressTable, fid_av, (ops, ops));
+SAME_PLACES(AddressTableOps, fi_ops_av, (insert, insert));
 
-SAME_PLACE(QueueParams, size, fi_cq_attr, size);
-SAME_PLACE(QueueParams, format, fi_cq_attr, format);
-SAME_PLACE(QueueParams, wait_object, fi_cq_attr, wait_obj);
-SAME_PLACE(QueueParams, wait_set, fi_cq_attr, wait_set);
-static_assert(sizeof(abi::QueueParams) == sizeof(fi_cq_attr));
-static_assert(sizeof(abi::QueueEntry) == sizeof(fi_cq_entry));
-SAME_PLACE(QueueError, context, fi_cq_err_entry, op_context);
-SAME_PLACE(QueueError, error, fi_cq_err_entry, err);
-SAME_PLACE(QueueError, provider_error, fi_cq_err_entry, prov_errno);
-SAME_PLACE(QueueError, error_data, fi_cq_err_entry, err_data);
-SAME_PLACE(QueueError, error_data_nbytes, fi_cq_err_entry, err_data_size);
-SAME_PLACE(Queue, ops, fid_cq, ops);
-SAME_PLACE(QueueOps, read, fi_ops_cq, read);
-SAME_PLACE(QueueOps, read_error, fi_ops_cq, readerr);
-SAME_PLACE(QueueOps, error_string, fi_ops_cq, strerror);
+SAME_PLACES(QueueParams, fi_cq_attr, (size, size), (format, format), (wait_object, wait_obj),
+            (wait_set, wait_set));
+SAME_SIZE(QueueParams, fi_cq_attr);
+SAME_SIZE(QueueEntry, fi_cq_entry);
+SAME_PLACES(QueueError, fi_cq_err_entry, (context, op_context), (error, err), (provider_error, prov_errno),
+            (error_data, err_data), (error_data_nbytes, err_data_size));
+SAME_PLACES(Queue, fid_cq, (ops, ops));
+SAME_PLACES(QueueOps, fi_ops_cq, (read, read), (read_error, readerr), (error_string, strerror));
 
-SAME_PLACE(RegionParams, spans, fi_mr_attr, mr_iov);
-SAME_PLACE(RegionParams, num_spans, fi_mr_attr, iov_count);
-SAME_PLACE(RegionParams, access, fi_mr_attr, access);
-SAME_PLACE(RegionParams, key, fi_mr_attr, requested_key);
-SAME_PLACE(RegionParams, memory, fi_mr_attr, iface);
-SAME_PLACE(RegionParams, device, fi_mr_attr, device);
-SAME_PLACE(RegionOps, reg_params, fi_ops_mr, regattr);
-SAME_PLACE(MemoryRegion, descriptor, fid_mr, mem_desc);
-SAME_PLACE(MemoryRegion, key, fid_mr, key);
+SAME_PLACES(RegionParams, fi_mr_attr, (spans, mr_iov), (num_spans, iov_count), (access, access),
+            (key, requested_key), (memory, iface), (device, device));
+SAME_PLACES(RegionOps, fi_ops_mr, (reg_params, regattr));
+SAME_PLACES(MemoryRegion, fid_mr, (descriptor, mem_desc), (key, key));
 
-SAME_PLACE(RemoteSpan, address, fi_rma_iov, addr);
-SAME_PLACE(RemoteSpan, nbytes, fi_rma_iov, len);
-SAME_PLACE(RemoteSpan, key, fi_rma_iov, key);
-static_assert(sizeof(abi::RemoteSpan) == sizeof(fi_rma_iov));
-SAME_PLACE(RemoteRequest, spans, fi_msg_rma, msg_iov);
-SAME_PLACE(RemoteRequest, descriptors, fi_msg_rma, desc);
-SAME_PLACE(RemoteRequest, num_spans, fi_msg_rma, iov_count);
-SAME_PLACE(RemoteRequest, peer, fi_msg_rma, addr);
-SAME_PLACE(RemoteRequest, remote, fi_msg_rma, rma_iov);
-SAME_PLACE(RemoteRequest, num_remote, fi_msg_rma, rma_iov_count);
-SAME_PLACE(RemoteRequest, context, fi_msg_rma, context);
-static_assert(sizeof(abi::RemoteRequest) == sizeof(fi_msg_rma));
-SAME_PLACE(RemoteOps, read_message, fi_ops_rma, readmsg);
-SAME_PLACE(RemoteOps, write_message, fi_ops_rma, writemsg);
-SAME_PLACE(NameOps, get_name, fi_ops_cm, getname);
-SAME_PLACE(Endpoint, names, fid_ep, cm);
-SAME_PLACE(Endpoint, remote, fid_ep, rma);
+SAME_PLACES(RemoteSpan, fi_rma_iov, (address, addr), (nbytes, len), (key, key));
+SAME_SIZE(RemoteSpan, fi_rma_iov);
+SAME_PLACES(RemoteRequest, fi_msg_rma, (spans, msg_iov), (descriptors, desc), (num_spans, iov_count),
+            (peer, addr), (remote, rma_iov), (num_remote, rma_iov_count), (context, context));
+SAME_SIZE(RemoteRequest, fi_msg_rma);
+SAME_PLACES(RemoteOps, fi_ops_rma, (read_message, readmsg), (write_message, writemsg));
+SAME_PLACES(NameOps, fi_ops_cm, (get_name, getname));
+SAME_PLACES(Endpoint, fid_ep, (names, cm), (remote, rma));
 
-SAME_PLACE(TransmitAttributes, size, fi_tx_attr, size);
-SAME_PLACE(TransmitAttributes, num_spans, fi_tx_attr, iov_limit);
-SAME_PLACE(TransmitAttributes, num_remote_spans, fi_tx_attr, rma_iov_limit);
-SAME_PLACE(ReceiveAttributes, size, fi_rx_attr, size);
-SAME_PLACE(EndpointAttributes, type, fi_ep_attr, type);
-SAME_PLACE(EndpointAttributes, most_nbytes, fi_ep_attr, max_msg_size);
-SAME_PLACE(DomainAttributes, name, fi_domain_attr, name);
-SAME_PLACE(DomainAttributes, threading, fi_domain_attr, threading);
-SAME_PLACE(DomainAttributes, control_progress, fi_domain_attr, control_progress);
-SAME_PLACE(DomainAttributes, data_progress, fi_domain_attr, data_progress);
-SAME_PLACE(DomainAttributes, key_mode, fi_domain_attr, mr_mode);
-SAME_PLACE(DomainAttributes, key_nbytes, fi_domain_attr, mr_key_size);
-SAME_PLACE(FabricAttributes, name, fi_fabric_attr, name);
-SAME_PLACE(FabricAttributes, provider, fi_fabric_attr, prov_name);
-SAME_PLACE(Info, caps, fi_info, caps);
-SAME_PLACE(Info, mode, fi_info, mode);
-SAME_PLACE(Info, address_format, fi_info, addr_format);
-SAME_PLACE(Info, source_nbytes, fi_info, src_addrlen);
-SAME_PLACE(Info, source, fi_info, src_addr);
-SAME_PLACE(Info, transmit, fi_info, tx_attr);
-SAME_PLACE(Info, receive, fi_info, rx_attr);
-SAME_PLACE(Info, endpoint, fi_info, ep_attr);
-SAME_PLACE(Info, domain, fi_info, domain_attr);
-SAME_PLACE(Info, fabric, fi_info, fabric_attr);
-static_assert(sizeof(abi::Context) == sizeof(fi_context2));
+SAME_PLACES(TransmitAttributes, fi_tx_attr, (size, size), (num_spans, iov_limit),
+            (num_remote_spans, rma_iov_limit));
+SAME_PLACES(ReceiveAttributes, fi_rx_attr, (size, size));
+SAME_PLACES(EndpointAttributes, fi_ep_attr, (type, type), (most_nbytes, max_msg_size));
+SAME_PLACES(DomainAttributes, fi_domain_attr, (name, name), (threading, threading),
+            (control_progress, control_progress), (data_progress, data_progress), (key_mode, mr_mode),
+            (key_nbytes, mr_key_size));
+SAME_PLACES(FabricAttributes, fi_fabric_attr, (name, name), (provider, prov_name));
+SAME_PLACES(Info, fi_info, (caps, caps), (mode, mode), (address_format, addr_format),
+            (source_nbytes, src_addrlen), (source, src_addr), (transmit, tx_attr), (receive, rx_attr),
+            (endpoint, ep_attr), (domain, domain_attr), (fabric, fabric_attr));
+SAME_SIZE(Context, fi_context2);
 
 TEST(the_headers_are_of_a_release_that_is_taken) {
   CHECK(FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION) >= abi::kApi);

@@ -66,18 +66,8 @@ CONFORMANCE(faulty_libfabric_writes)
   TEST(subject##_##promise) {                       \
     if (has_shm()) conformance::promise(subject()); \
   }
-#define OVER_SHM(subject)                                             \
-  PROMISE_OVER_SHM(subject, every_byte_arrives_and_no_other_changes)  \
-  PROMISE_OVER_SHM(subject, programs_of_every_kind_arrive)            \
-  PROMISE_OVER_SHM(subject, post_accepts_a_prefix_and_the_rest_later) \
-  PROMISE_OVER_SHM(subject, transfers_in_both_directions_do_not_mix)  \
-  PROMISE_OVER_SHM(subject, a_fence_that_moved_is_noticed)            \
-  PROMISE_OVER_SHM(subject, mistakes_complete_and_harm_nobody)        \
-  PROMISE_OVER_SHM(subject, pieces_without_bytes_complete)            \
-  PROMISE_OVER_SHM(subject, what_is_detached_is_not_read)             \
-  PROMISE_OVER_SHM(subject, descriptors_are_given_back)
-OVER_SHM(libfabric_shm)
-OVER_SHM(libfabric_shm_writes)
+FABRIC_WITHOUT_ENDS(PROMISE_OVER_SHM, libfabric_shm)
+FABRIC_WITHOUT_ENDS(PROMISE_OVER_SHM, libfabric_shm_writes)
 
 }  // namespace
 }  // namespace kvxfer

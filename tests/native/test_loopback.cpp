@@ -1,4 +1,3 @@
-#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -38,26 +37,6 @@ struct Pair {
   PeerId peer = 0;
 };
 
-TEST(pages_arrive_where_they_belong) {
-  Pair pair;
-  pair.post(pair.fetch(1));
-  CHECK_EQ(pair.destination.await(1).code, Code::kOk);
-  for (std::size_t block = 0; block < 4; ++block)
-    CHECK(std::memcmp(&pair.to[(3 - block) * 4096], &pair.from[block * 4096], 4096) == 0);
-  CHECK(!pair.destination.transport->busy());
-}
-
-TEST(a_moved_fence_word_ends_the_lease) {
-  Pair pair;
-  pair.post(with_fence(pair.fetch(1), 3, 0));
-  CHECK_EQ(pair.destination.await(1).code, Code::kOk);
-  pair.source->fences->bump(3);
-  pair.post(with_fence(pair.fetch(2), 3, 0));
-  CHECK_EQ(pair.destination.await(2).code, Code::kLeaseEnded);
-  pair.post(with_fence(pair.fetch(3), FenceTable::kNumSlots, 0));
-  CHECK_EQ(pair.destination.await(3).code, Code::kLeaseEnded);
-}
-
 TEST(nothing_is_read_after_deregistration) {
   Pair pair;
   pair.post(pair.fetch(1));
@@ -86,31 +65,13 @@ TEST(a_piece_outside_its_region_is_refused) {
   CHECK_EQ(pair.destination.transport->attach(pair.peer, pair.remote).code(), Code::kUnsupported);
 }
 
-TEST(cancel_and_disconnect_complete_what_has_not_begun) {
-  Pair pair;
-  for (WorkId id = 1; id <= 3; ++id) pair.post(pair.fetch(id));
-  pair.destination.cancel(2);
-  pair.destination.transport->disconnect(pair.peer);
-  for (WorkId id = 1; id <= 3; ++id) CHECK_EQ(pair.destination.await(id).code, Code::kCancelled);
-  CHECK(pair.to == std::vector<std::byte>(pair.to.size()));
-  CHECK_EQ(pair.destination.reactor.num_handlers(), 0u);
-}
-
-TEST(post_accepts_a_prefix_when_the_queue_is_full) {
-  Pair pair;
-  const std::vector<Work> batch(5000, pair.fetch(1));
-  const testing::Posted posted = testing::post_all(*pair.destination.transport, pair.peer, batch);
-  CHECK_EQ(posted.code, Code::kAgain);
-  CHECK(posted.accepted > 0 && posted.accepted < batch.size());
-}
-
 TEST(a_hello_of_another_process_downs_the_rail) {
   Loopback destination;
   auto [left, right] = socket_pair();
   REQUIRE_OK(destination.transport->connect(std::move(left), {true, 0, "stranger"}));
   char hello[32] = "kvxloop1";
   REQUIRE(::send(right.get(), hello, sizeof hello, 0) == sizeof hello);
-  CHECK(destination.await(CompletionKind::kRailDown).detail.find("another process") != std::string::npos);
+  CHECK_HAS(destination.await(CompletionKind::kRailDown).detail, "another process");
 }
 
 }  // namespace

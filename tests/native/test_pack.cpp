@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "block_programs.h"
 #include "check.h"
 #include "core/copy/crc32c.h"
 #include "core/copy/executor.h"
@@ -110,25 +111,15 @@ TEST(a_sum_in_slices_of_any_size_is_the_sum_of_what_lands) {
   CHECK(num_slices > 5000);
 }
 
-// One loop of one pair: counts[0] x counts[1] runs, all in one place.
-Move heap_of(std::uint32_t rows, std::uint32_t columns, std::uint64_t nbytes, bool converted = false) {
-  auto program = std::make_shared<CopyProgram>();
-  CopyLoop loop{};
-  loop.num_layers = program->num_layers = 1;
-  loop.counts[0] = rows;
-  loop.counts[1] = columns;
-  loop.nbytes = nbytes;
-  if (converted) {
-    loop.conversion = 1;
-    Conversion& conversion = program->conversions.emplace_back();
-    conversion.src_dtype = Dtype::kBf16;
-    conversion.dst_dtype = Dtype::kE4m3;
-  }
-  program->loops = {loop};
-  Move move;
+using block_programs::heap_of;
+
+Move converted(Move move) {
+  auto program = std::make_shared<CopyProgram>(*move.program);
+  program->loops[0].conversion = 1;
+  Conversion& conversion = program->conversions.emplace_back();
+  conversion.src_dtype = Dtype::kBf16;
+  conversion.dst_dtype = Dtype::kE4m3;
   move.program = program;
-  move.grid = {0, 1, 1, 1};
-  move.src_ids = move.dst_ids = {0};
   return move;
 }
 
@@ -143,13 +134,17 @@ TEST(a_slice_of_the_smallest_runs_is_bounded_by_their_number) {
 TEST(a_pair_of_gigabytes_is_packed_into_a_buffer_of_any_size) {
   check::Random random(check::seed());
   constexpr std::uint64_t kElements = 100'001;
-  for (const bool converted : {false, true}) {
-    Move move = heap_of(1 << 10, 1 << 10, 2 * kElements, converted);  // 200 GB
+  for (const bool converts : {false, true}) {
+    const auto heap = [&](std::uint32_t rows) {
+      const Move runs = heap_of(rows, rows, 2 * kElements);
+      return converts ? converted(runs) : runs;
+    };
+    Move move = heap(1 << 10);  // 200 GB
     Bytes src(2 * kElements);
     random.fill(src.data(), src.size());
     move.local = unregistered(src.data());
     CHECK(Packer::least_room(*move.program) <= 8);
-    Move once = heap_of(1, 1, 2 * kElements, converted);
+    Move once = heap(1);
     once.local = unregistered(src.data());
     Bytes run(piece_nbytes(*once.program, once.grid.piece(0)));
     CHECK_EQ(Packer(once, 0).pack(run.data(), run.size()), run.size());
@@ -170,8 +165,8 @@ TEST(a_pair_of_gigabytes_is_packed_into_a_buffer_of_any_size) {
   }
 }
 
-TEST(a_piece_is_packed_in_the_order_and_form_in_which_it_lands) {
-  on_many_programs([](check::Random&, Ends& ends) {
+TEST(a_piece_is_packed_in_the_order_and_form_in_which_it_lands_at_once_or_in_parts) {
+  on_many_programs([](check::Random& random, Ends& ends) {
     const std::uint64_t longest = Packer::least_room(*ends.sample.move.program);
     for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece) {
       const Bytes expected = ends.packed_piece(piece);
@@ -182,6 +177,8 @@ TEST(a_piece_is_packed_in_the_order_and_form_in_which_it_lands) {
       CHECK_EQ(packer.pack(out.data() + expected.size(), longest), 0);
       out.resize(expected.size());
       CHECK(out == expected);
+      Packer again(ends.at_src, piece);
+      CHECK(pack_in_parts(random, again, longest) == expected);
     }
   });
 }
@@ -242,16 +239,6 @@ TEST(what_a_program_makes_us_pass_is_work) {
       CHECK_EQ(num_cells, cells);
       CHECK(work + 16 * 1024 >= cells * (kRunWork + kCellWork) + (end - first - cells) * kLoopWork);
     }
-}
-
-TEST(packing_in_parts_gives_the_same_bytes) {
-  on_many_programs([](check::Random& random, Ends& ends) {
-    const std::uint64_t longest = Packer::least_room(*ends.sample.move.program);
-    for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece) {
-      Packer packer(ends.at_src, piece);
-      CHECK(pack_in_parts(random, packer, longest) == ends.packed_piece(piece));
-    }
-  });
 }
 
 TEST(packing_after_a_skip_goes_on_behind_it) {
@@ -400,6 +387,15 @@ TEST(piece_end_is_behind_all_of_the_blocks_that_a_piece_names) {
       CHECK(piece_end(ends.sample.move, piece, Side::kDst) >= written);
     }
   });
+}
+
+TEST(piece_end_saturates_where_offsets_overflow) {
+  Move move = heap_of(1, 1, 100);
+  auto program = std::make_shared<CopyProgram>(*move.program);
+  program->loops[0].src_block_stride = UINT64_MAX / 2;  // wraps to something small
+  move.program = program;
+  move.src_ids = {4};
+  CHECK_EQ(piece_end(move, 0, Side::kSrc), UINT64_MAX);
 }
 
 TEST(short_runs_are_gathered_and_long_ones_are_not) {

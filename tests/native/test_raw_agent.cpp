@@ -1,8 +1,5 @@
 // The raw agent: lists of addresses become copy programs, and move what they name.
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstring>
@@ -12,6 +9,7 @@
 #include <thread>
 
 #include "check.h"
+#include "core/control/socket_address.h"
 #include "raw_agent/agent.h"
 #include "raw_agent/ways.h"
 
@@ -77,6 +75,30 @@ const std::byte* at(const Descriptor& descriptor) {
   return reinterpret_cast<const std::byte*>(descriptor.address);
 }
 
+// Two agents with registered memory, of which `near` knows `far`.
+struct Two {
+  Two(std::vector<std::size_t> of_near, std::vector<std::size_t> of_far, const std::string& transport = "shm")
+      : near("near", transport), far(std::make_unique<End>("far", transport)) {
+    for (const std::size_t nbytes : of_near) ours.push_back(near.add(nbytes, next_seed++));
+    for (const std::size_t nbytes : of_far) theirs.push_back(far->add(nbytes, next_seed++));
+    CHECK(near.agent->register_memory(ours, MemoryKind::kHost).ok());
+    CHECK(far->agent->register_memory(theirs, MemoryKind::kHost).ok());
+    const auto added = near.agent->add_remote(far->agent->metadata());
+    CHECK(added.ok() && added.value() == "far");
+  }
+  std::shared_ptr<const PreparedList> local(const std::vector<Descriptor>& list) {
+    return prepared(*near.agent, "", list);
+  }
+  std::shared_ptr<const PreparedList> remote(const std::vector<Descriptor>& list) {
+    return prepared(*near.agent, "far", list);
+  }
+
+  unsigned next_seed = 1;
+  End near;
+  std::unique_ptr<End> far;
+  std::vector<Descriptor> ours, theirs;
+};
+
 TEST(regular_lists_are_few_transfers) {
   std::vector<Section> tensors;
   for (std::uint64_t t = 0; t < 4; ++t)
@@ -111,17 +133,9 @@ TEST(regular_lists_are_few_transfers) {
 
 TEST(lists_move) {
   for (const std::string transport : {"shm", "tcp"}) {
-    End near("near", transport), far("far", transport);
-    std::vector<Descriptor> ours, theirs;
-    for (unsigned t = 0; t < 3; ++t) {
-      ours.push_back(near.add(32 * 1024, 2 * t));
-      theirs.push_back(far.add(32 * 1024, 2 * t + 1));
-    }
-    CHECK(near.agent->register_memory(ours, MemoryKind::kHost).ok());
-    CHECK(far.agent->register_memory(theirs, MemoryKind::kHost).ok());
-    const auto added = near.agent->add_remote(far.agent->metadata());
-    CHECK(added.ok());
-    CHECK_EQ(added.value(), "far");
+    const std::vector<std::size_t> three(3, 32 * 1024);
+    Two two(three, three, transport);
+    const auto &ours = two.ours, &theirs = two.theirs;
     for (const Operation operation : {Operation::kRead, Operation::kWrite}) {
       for (unsigned seed = 0; seed < 20; ++seed) {
         std::mt19937 random(seed);
@@ -143,14 +157,15 @@ TEST(lists_move) {
           for (std::size_t i = 0; i < from.size(); ++i)
             from[i].nbytes = to[i].nbytes = std::min(from[i].nbytes, to[i].nbytes);
         }
-        const auto local = prepared(*near.agent, "", from), remote = prepared(*near.agent, "far", to);
+        const auto local = two.local(from), remote = two.remote(to);
         if (local == nullptr || remote == nullptr) return;
         std::vector<std::vector<std::byte>> wanted;
         for (std::size_t i = 0; i < from.size(); ++i) {
           const Descriptor& source = operation == Operation::kRead ? to[i] : from[i];
           wanted.emplace_back(at(source), at(source) + source.nbytes);
         }
-        const Status status = move(*near.agent, operation, *local, *remote, "seed " + std::to_string(seed));
+        const Status status =
+            move(*two.near.agent, operation, *local, *remote, "seed " + std::to_string(seed));
         if (!status.ok()) FAIL(status.message());
         for (std::size_t i = 0; i < from.size(); ++i) {
           const Descriptor& destination = operation == Operation::kRead ? from[i] : to[i];
@@ -158,7 +173,7 @@ TEST(lists_move) {
         }
         std::vector<std::pair<std::string, wire::Bytes>> told;
         for (const Time until = Runtime::now() + kBound; told.empty() && Runtime::now() < until;)
-          told = far.agent->take_notifications();
+          told = two.far->agent->take_notifications();
         CHECK_EQ(told.size(), 1u);
         if (!told.empty()) CHECK_EQ(told[0].first, "near");
       }
@@ -169,15 +184,12 @@ TEST(lists_move) {
 // Blocks that are read twice, that overlap, or that need several loops: no program moves a byte of a block
 // twice.
 TEST(what_overlaps_at_the_source_moves) {
-  End near("near"), far("far");
-  const std::vector<Descriptor> ours = {near.add(8192, 1)}, theirs = {far.add(65536, 2), far.add(65536, 3)};
-  CHECK(near.agent->register_memory(ours, MemoryKind::kHost).ok());
-  CHECK(far.agent->register_memory(theirs, MemoryKind::kHost).ok());
-  CHECK(near.agent->add_remote(far.agent->metadata()).ok());
+  Two two({8192}, {65536, 65536});
+  const auto &ours = two.ours, &theirs = two.theirs;
   const auto expect = [&](const std::vector<Descriptor>& from, const std::vector<Descriptor>& to) {
-    const auto local = prepared(*near.agent, "", from), remote = prepared(*near.agent, "far", to);
+    const auto local = two.local(from), remote = two.remote(to);
     if (local == nullptr || remote == nullptr) return;
-    const Status status = move(*near.agent, Operation::kWrite, *local, *remote);
+    const Status status = move(*two.near.agent, Operation::kWrite, *local, *remote);
     if (!status.ok()) FAIL(status.message());
     for (std::size_t i = 0; i < from.size(); ++i)
       CHECK(std::memcmp(at(from[i]), at(to[i]), from[i].nbytes) == 0);
@@ -216,13 +228,11 @@ TEST(what_is_larger_than_a_loop_is_several) {
 }
 
 TEST(rights_end_with_the_registration) {
-  End near("near"), far("far");
-  const std::vector<Descriptor> ours = {near.add(8192, 1)}, theirs = {far.add(8192, 2), far.add(4096, 3)};
-  CHECK(near.agent->register_memory(ours, MemoryKind::kHost).ok());
-  CHECK(far.agent->register_memory(theirs, MemoryKind::kHost).ok());
-  CHECK(near.agent->add_remote(far.agent->metadata()).ok());
+  Two two({8192}, {8192, 4096});
+  End &near = two.near, &far = *two.far;
+  const auto &ours = two.ours, &theirs = two.theirs;
   CHECK(near.agent->connect("far").ok());
-  const auto local = prepared(*near.agent, "", ours), remote = prepared(*near.agent, "far", {theirs[0]});
+  const auto local = two.local(ours), remote = two.remote({theirs[0]});
   CHECK(move(*near.agent, Operation::kRead, *local, *remote).ok());
   const Descriptor never{theirs[0].address, 1, 0};
   CHECK_EQ(far.agent->deregister_memory({&never, 1}, MemoryKind::kHost).code(), Code::kUnknownRegion);
@@ -230,8 +240,7 @@ TEST(rights_end_with_the_registration) {
   CHECK(far.agent->deregister_memory({theirs.data(), 1}, MemoryKind::kHost).ok());
   CHECK(!move(*near.agent, Operation::kRead, *local, *remote).ok());
   CHECK(near.agent->add_remote(far.agent->metadata()).ok());
-  const auto part = prepared(*near.agent, "", {{ours[0].address, 4096, 0}});
-  const auto rest = prepared(*near.agent, "far", {theirs[1]});
+  const auto part = two.local({{ours[0].address, 4096, 0}}), rest = two.remote({theirs[1]});
   CHECK(move(*near.agent, Operation::kWrite, *part, *rest).ok());
   CHECK(std::memcmp(at(theirs[1]), at(ours[0]), 4096) == 0);
   far.agent->invalidate();
@@ -241,14 +250,10 @@ TEST(rights_end_with_the_registration) {
 // If a host stands still for a minute, as a suspended one does, rights of sessions that go on afterwards
 // stay.
 TEST(rights_last_as_long_as_the_session) {
-  End near("near", "tcp"), far("far", "tcp");
-  const Descriptor ours = near.add(4096, 0), theirs = far.add(4096, 1);
-  CHECK(near.agent->register_memory(std::span(&ours, 1), MemoryKind::kHost).ok());
-  CHECK(far.agent->register_memory(std::span(&theirs, 1), MemoryKind::kHost).ok());
-  CHECK(near.agent->add_remote(far.agent->metadata()).ok());
-  CHECK(near.agent->connect("far").ok());
+  Two two({4096}, {4096}, "tcp");
+  CHECK(two.near.agent->connect("far").ok());
   std::vector<LeaseView> views;
-  far.agent->runtime().with_open_engine([&](Engine& engine, Time now) {
+  two.far->agent->runtime().with_open_engine([&](Engine& engine, Time now) {
     LeaseId last = 0;
     return engine.append_leases(now, last, 16, views);
   });
@@ -257,15 +262,11 @@ TEST(rights_last_as_long_as_the_session) {
 }
 
 TEST(a_peer_that_ends_fails_what_is_posted) {
-  End near("near");
-  auto far = std::make_unique<End>("far");
-  const std::vector<Descriptor> ours = {near.add(8192, 1)}, theirs = {far->add(8192, 2)};
-  CHECK(near.agent->register_memory(ours, MemoryKind::kHost).ok());
-  CHECK(far->agent->register_memory(theirs, MemoryKind::kHost).ok());
-  CHECK(near.agent->add_remote(far->agent->metadata()).ok());
-  const auto local = prepared(*near.agent, "", ours), remote = prepared(*near.agent, "far", theirs);
+  Two two({8192}, {8192});
+  End& near = two.near;
+  const auto local = two.local(two.ours), remote = two.remote(two.theirs);
   CHECK(move(*near.agent, Operation::kRead, *local, *remote).ok());
-  far.reset();
+  two.far.reset();
   CHECK(!move(*near.agent, Operation::kRead, *local, *remote).ok());
   CHECK(near.agent->remove_remote("far").ok());
   CHECK_EQ(near.agent->remove_remote("far").code(), Code::kUnknownRegion);
@@ -409,16 +410,11 @@ TEST(an_agent_that_exchanges_no_metadata_gives_none_and_takes_none) {
 
 TEST(what_a_peer_tells_makes_an_agent_dial_nobody) {
   End near("near"), far("far");
-  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in place{};
-  place.sin_family = AF_INET;
-  place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t nbytes = sizeof place;
-  auto* const any = reinterpret_cast<sockaddr*>(&place);
-  REQUIRE(::bind(listener.get(), any, nbytes) == 0 && ::listen(listener.get(), 4) == 0);
-  REQUIRE(::getsockname(listener.get(), any, &nbytes) == 0);
+  auto listening = listen_tcp(TcpAddress::resolve("tcp://127.0.0.1:0").value().front());
+  REQUIRE_OK(listening);
+  const UniqueFd listener = std::move(listening).value();
   Metadata told = told_by(near, 1);
-  told.address = "tcp://127.0.0.1:" + std::to_string(ntohs(place.sin_port));
+  told.address = listening_address(listener.get()).value();
   CHECK(near.agent->tell(far.agent->runtime().address(), told.encode()).ok());
   CHECK(has_exchanged(near));
   pollfd waits{listener.get(), POLLIN, 0};
@@ -470,10 +466,7 @@ TEST(agents_introduce_themselves) {
   for (unsigned i = 0; i < 3000; ++i) theirs.push_back(far.add(64, i));  // of more than one message
   CHECK(far.agent->register_memory(theirs, MemoryKind::kHost).ok());
   const auto comes = [](Agent& agent, const std::string& name, bool wanted) {
-    const Time until = Runtime::now() + kBound;
-    while (agent.has_remote(name, {}, MemoryKind::kHost) != wanted && Runtime::now() < until)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    return agent.has_remote(name, {}, MemoryKind::kHost) == wanted;
+    return becomes([&] { return agent.has_remote(name, {}, MemoryKind::kHost) == wanted; });
   };
   CHECK(near.agent->ask(far.agent->runtime().address(), "far").ok());
   CHECK(comes(*near.agent, "far", true));

@@ -58,8 +58,7 @@ TEST(tokens_for_a_program_that_has_none_are_refused) {
   const std::vector<std::uint32_t> ids = {0, 20};
   for (const Side side : {Side::kSrc, Side::kDst}) {
     const Status status = check_ids(ids, 1, program, side, 4, "kv");
-    CHECK_EQ(status.code(), Code::kInvalidArgument);
-    CHECK(says(status, "its copy program moves whole units"));
+    CHECK_REFUSED(status, Code::kInvalidArgument, "its copy program moves whole units");
     CHECK_OK(check_ids(std::vector<std::uint32_t>{0, 7}, 0, program, side, 4, "kv"));
     const CopyProgram blocks = whole_blocks();  // one unit a block, no tokens
     CHECK_EQ(check_ids(ids, 2, blocks, side, 40, "kv").code(), Code::kInvalidArgument);

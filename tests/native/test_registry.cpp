@@ -34,8 +34,7 @@ TEST(what_needs_a_gpu_is_off_without_one_and_says_so) {
     options.name = "alone";
     options.transports = {std::string(kind->name)};
     const auto refused = Runtime::create(std::move(options));
-    CHECK_EQ(refused.status().code(), Code::kUnsupported);
-    CHECK(refused.status().message().find(kind->why_off({})) != std::string::npos);
+    CHECK_REFUSED(refused.status(), Code::kUnsupported, kind->why_off({}));
   }
 }
 
@@ -79,7 +78,7 @@ TEST(what_no_transport_has_is_refused_in_words) {
   const auto unknown = transports_in_use({"pigeon"});
   CHECK_EQ(unknown.status().code(), Code::kInvalidArgument);
   for (const TransportKind* kind : transport_kinds()) {
-    CHECK(unknown.status().message().find(kind->name) != std::string::npos);
+    CHECK_HAS(unknown.status().message(), kind->name);
     const std::string name(kind->name);
     for (const TransportOption& option : kind->options) {
       const std::string whole = name + "." + std::string(option.name);

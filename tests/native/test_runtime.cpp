@@ -208,9 +208,9 @@ void many_callers(const std::string& transport) {
   CHECK(std::memcmp(src.memory.data(), dst.memory.data(), src.memory.size()) == 0);
 }
 
-TEST(callers_on_many_threads_share_an_agent_over_loopback) { many_callers("loopback"); }
-TEST(callers_on_many_threads_share_an_agent_over_unix) { many_callers("unix"); }
-TEST(callers_on_many_threads_share_an_agent_over_tcp) { many_callers("tcp"); }
+TEST(callers_on_many_threads_share_an_agent) {
+  for (const char* const transport : {"loopback", "unix", "tcp"}) many_callers(transport);
+}
 
 // Each of two sockets breaks once, during its third piece: the second one when the first is back. The first
 // then carries on alone.

@@ -18,24 +18,15 @@ namespace {
 
 using namespace shm_ends;
 
-constexpr std::uint64_t kNbytes = 16 * 1024 * 1024;
+constexpr std::uint64_t kNbytes = Memfd::kNbytes;
 constexpr std::uint64_t kPollNbytes = SlicedCopy::kSliceCost * 3 / 2 + SlicedCopy::kChunkNbytes;
 
-// A pool of kNbytes, all ones. `by_kernel`: sealed as before Linux 5.1, so that it is not mapped.
-struct Ones {
-  explicit Ones(bool by_kernel) {
-    void* const at = ::mmap(nullptr, kNbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-    REQUIRE(at != MAP_FAILED);
-    data = static_cast<std::byte*>(at);
+// A pool of kNbytes, all ones. `by_kernel`: it is not mapped, but read by the kernel.
+struct Ones : Memfd {
+  explicit Ones(bool by_kernel) : Memfd("ones") {
     std::fill_n(data, kNbytes, std::byte{1});
-    if (by_kernel)
-      REQUIRE(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
-    else
-      REQUIRE_OK(seal_memfd(fd.get()));
+    seal(by_kernel);
   }
-  ~Ones() { ::munmap(data, kNbytes); }
-  UniqueFd fd = std::move(create_memfd("ones", kNbytes)).value();
-  std::byte* data = nullptr;
 };
 
 // One piece of kNbytes: `num_pairs` blocks of equal size.
@@ -168,7 +159,7 @@ TEST(a_peer_passes_as_many_descriptors_as_its_budget_has) {
   impostor.say(gone);  // makes room for one
   impostor.say(impostor.memfd(kRegionNbytes, 4), pool->fd());
   impostor.say(impostor.memfd(kRegionNbytes, 5), pool->fd());
-  CHECK(impostor.down_words().find("3 descriptors here, and holds 3") != std::string::npos);
+  CHECK_HAS(impostor.down_words(), "3 descriptors here, and holds 3");
   CHECK_EQ(budget->used(Resource::kDescriptors), 0u);
 }
 
@@ -186,8 +177,7 @@ TEST(a_peer_has_as_much_mapped_as_its_budget_has) {
   REQUIRE_OK(attach(1));
   REQUIRE_OK(attach(2));
   const Status refused = attach(3);
-  CHECK_EQ(refused.code(), Code::kUnsupported);
-  CHECK(refused.message().find("mapped bytes") != std::string::npos);
+  CHECK_REFUSED(refused, Code::kUnsupported, "mapped bytes");
   impostor.destination.transport->detach(impostor.peer, 1);
   REQUIRE_OK(attach(4));
   CHECK_EQ(budget->used(Resource::kMapped), 2 * kRegionNbytes);
@@ -210,7 +200,7 @@ TEST(a_peer_that_reads_nothing_loses_its_rail_before_it_keeps_many_pools) {
   }
   REQUIRE(impostor.destination.event(CompletionKind::kRailDown) != nullptr);
   CHECK_EQ(impostor.destination.event(CompletionKind::kRailDown)->peer, impostor.peer);
-  CHECK(impostor.down_words().find("does not read its socket") != std::string::npos);
+  CHECK_HAS(impostor.down_words(), "does not read its socket");
 }
 
 // Descriptors of this kind that are open, by what they point to.

@@ -17,58 +17,73 @@ namespace {
 
 using namespace shm_ends;
 
-TEST(a_memfd_without_seals_is_refused) {
-  Impostor impostor;
-  impostor.hello();
-  const UniqueFd unsealed(::memfd_create("bogus", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  REQUIRE(::ftruncate(unsealed.get(), 8192) == 0);
-  impostor.say(impostor.memfd(8192), unsealed.get());
-  CHECK(impostor.down_words().find("F_SEAL_SHRINK") != std::string::npos);
-}
+struct Breach {
+  const char* what;
+  void (*say)(Impostor&);
+  std::string words;
+};
+const Breach kBreaches[] = {
+    {"a memfd without seals",
+     [](Impostor& impostor) {
+       impostor.hello();
+       const UniqueFd unsealed(::memfd_create("bogus", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+       REQUIRE(::ftruncate(unsealed.get(), 8192) == 0);
+       impostor.say(impostor.memfd(8192), unsealed.get());
+     },
+     "F_SEAL_SHRINK"},
+    {"a descriptor that is no memfd",
+     [](Impostor& impostor) {
+       impostor.hello();
+       const UniqueFd file(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
+       impostor.say(impostor.memfd(8192), file.get());
+     },
+     "F_SEAL_SHRINK"},
+    {"a memfd of another size than announced",
+     [](Impostor& impostor) {
+       impostor.hello();
+       impostor.say(impostor.memfd(kRegionNbytes * 2), make_pool()->fd());
+     },
+     std::to_string(kRegionNbytes)},
+    {"a memfd before the hello",
+     [](Impostor& impostor) { impostor.say(impostor.memfd(kRegionNbytes), make_pool()->fd()); }, "hello"},
+    {"a memfd that is sent twice",
+     [](Impostor& impostor) {
+       impostor.hello();
+       const auto pool = make_pool();
+       for (int twice = 0; twice < 2; ++twice) impostor.say(impostor.memfd(kRegionNbytes), pool->fd());
+     },
+     "twice"},
+    {"a message without its descriptor",
+     [](Impostor& impostor) {
+       impostor.hello();
+       impostor.say(impostor.memfd(4096));
+     },
+     "descriptor"},
+    {"a message of another kind",
+     [](Impostor& impostor) {
+       shm::Message noise;
+       noise.magic = {'n', 'o', 'p', 'e'};
+       impostor.say(noise, impostor.fences->fill().value());
+     },
+     "version"},
+};
 
-TEST(a_descriptor_that_is_no_memfd_is_refused) {
-  Impostor impostor;
-  impostor.hello();
-  const UniqueFd file(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
-  impostor.say(impostor.memfd(8192), file.get());
-  CHECK(impostor.down_words().find("F_SEAL_SHRINK") != std::string::npos);
-}
-
-TEST(a_memfd_of_another_size_than_announced_is_refused) {
-  Impostor impostor;
-  impostor.hello();
-  const auto pool = make_pool();
-  impostor.say(impostor.memfd(kRegionNbytes * 2), pool->fd());
-  CHECK(impostor.down_words().find(std::to_string(kRegionNbytes)) != std::string::npos);
-}
-
-TEST(a_memfd_sent_twice_or_before_the_hello_is_refused) {
-  const auto pool = make_pool();
-  Impostor early;
-  early.say(early.memfd(kRegionNbytes), pool->fd());
-  CHECK(early.down_words().find("hello") != std::string::npos);
-  Impostor twice;
-  twice.hello();
-  twice.say(twice.memfd(kRegionNbytes), pool->fd());
-  twice.say(twice.memfd(kRegionNbytes), pool->fd());
-  CHECK(twice.down_words().find("twice") != std::string::npos);
-}
-
-TEST(a_message_without_its_descriptor_or_of_another_kind_is_refused) {
-  Impostor bare;
-  bare.hello();
-  bare.say(bare.memfd(4096));
-  CHECK(bare.down_words().find("descriptor") != std::string::npos);
-  Impostor garbage;
-  shm::Message noise;
-  noise.magic = {'n', 'o', 'p', 'e'};
-  garbage.say(noise, garbage.fences->fill().value());
-  CHECK(garbage.down_words().find("version") != std::string::npos);
-  // The peer is told why.
-  garbage.destination.transport->disconnect(garbage.peer);
-  Status end;
-  for (int i = 0; i < 100 && end.ok(); ++i) end = garbage.channel->receive().status();
-  CHECK(end.message().find("it closed its end: it sent a message that is not of") != std::string::npos);
+TEST(a_peer_that_breaks_a_rule_loses_its_rail_is_told_why_and_leaves_no_descriptor) {
+  for (const Breach& breach : kBreaches) {
+    std::printf("  %s\n", breach.what);
+    const std::size_t fds_before = num_open_fds();
+    {
+      Impostor impostor;
+      breach.say(impostor);
+      const std::string down = impostor.down_words();
+      CHECK_HAS(down, breach.words);
+      impostor.destination.transport->disconnect(impostor.peer);
+      Status end;
+      for (int i = 0; i < 100 && end.ok(); ++i) end = impostor.channel->receive().status();
+      CHECK_HAS(end.message(), "it closed its end: ");
+    }
+    CHECK_EQ(num_open_fds(), fds_before);
+  }
 }
 
 TEST(a_peer_whose_probe_cannot_be_read_keeps_pools_and_loses_foreign_memory) {
@@ -78,37 +93,18 @@ TEST(a_peer_whose_probe_cannot_be_read_keeps_pools_and_loses_foreign_memory) {
   const LocalRegion local = foreign_region(1, memory.data(), memory.size());
   Shm other;
   const Status refused = impostor.destination.transport->attach(impostor.peer, register_at(other, local));
-  CHECK_EQ(refused.code(), Code::kUnsupported);
-  CHECK(refused.message().find("process_vm_readv") != std::string::npos);
-  CHECK(refused.message().find("pool") != std::string::npos);
-}
-
-TEST(a_refused_peer_leaves_no_descriptor_behind) {
-  const std::size_t fds_before = num_open_fds();
-  {
-    Impostor impostor;
-    impostor.hello();
-    const auto pool = make_pool();
-    impostor.say(impostor.memfd(kRegionNbytes), pool->fd());
-    impostor.say(impostor.memfd(4096), pool->fd());
-    impostor.down_words();
-  }
-  CHECK_EQ(num_open_fds(), fds_before);
+  CHECK_REFUSED(refused, Code::kUnsupported, "process_vm_readv");
+  CHECK_HAS(refused.message(), "pool");
 }
 
 // ---- memory that goes, or was never there ----
 
-constexpr std::uint64_t kFileNbytes = 16 * 1024 * 1024;
+constexpr std::uint64_t kFileNbytes = Memfd::kNbytes;
 
-// A memfd of kFileNbytes, written to through `data`.
-struct File {
-  explicit File(std::uint64_t filled_nbytes = kFileNbytes) {
+struct File : Memfd {
+  explicit File(std::uint64_t filled_nbytes = kFileNbytes) : Memfd("impostor") {
     if (filled_nbytes != 0) REQUIRE(::fallocate(fd.get(), 0, 0, static_cast<off_t>(filled_nbytes)) == 0);
-    void* const at = ::mmap(nullptr, kFileNbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-    REQUIRE(at != MAP_FAILED);
-    data = static_cast<std::byte*>(at);
   }
-  ~File() { ::munmap(data, kFileNbytes); }
   std::uint64_t filled_nbytes() const {
     struct stat file{};
     REQUIRE(::fstat(fd.get(), &file) == 0);
@@ -117,9 +113,6 @@ struct File {
   bool punch() const {
     return ::fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kFileNbytes) == 0;
   }
-
-  UniqueFd fd = std::move(create_memfd("impostor", kFileNbytes)).value();
-  std::byte* data = nullptr;
 };
 
 // Fetches the whole file in blocks of 64 KiB, as one piece.
@@ -136,11 +129,11 @@ Completion fetch_file(Impostor& impostor, std::vector<std::byte>& to) {
 
 TEST(a_memfd_with_holes_is_refused_before_a_read_fills_them) {
   File sparse(kFileNbytes / 2);
-  REQUIRE_OK(seal_memfd(sparse.fd.get()));
+  sparse.seal();
   Impostor impostor;
   impostor.hello();
   impostor.say(impostor.memfd(kFileNbytes), sparse.fd.get());
-  CHECK(impostor.down_words().find("not filled") != std::string::npos);
+  CHECK_HAS(impostor.down_words(), "not filled");
   CHECK_EQ(sparse.filled_nbytes(), kFileNbytes / 2);
 }
 
@@ -148,7 +141,7 @@ TEST(a_memfd_with_holes_is_refused_before_a_read_fills_them) {
 TEST(a_memfd_that_feigns_to_be_filled_costs_a_slice_of_reads_and_its_rail) {
   File hollow(0);
   REQUIRE(::fallocate(hollow.fd.get(), FALLOC_FL_KEEP_SIZE, kFileNbytes, kFileNbytes) == 0);
-  REQUIRE_OK(seal_memfd(hollow.fd.get()));
+  hollow.seal();
   const std::uint64_t before = hollow.filled_nbytes();
   REQUIRE(before >= kFileNbytes);
   Impostor impostor;
@@ -157,14 +150,14 @@ TEST(a_memfd_that_feigns_to_be_filled_costs_a_slice_of_reads_and_its_rail) {
   REQUIRE_OK(impostor.destination.transport->attach(impostor.peer, impostor.region_in(9, kFileNbytes)));
   std::vector<std::byte> to;
   CHECK_EQ(fetch_file(impostor, to).code, Code::kRailFailed);
-  CHECK(impostor.down_words().find("has holes") != std::string::npos);
+  CHECK_HAS(impostor.down_words(), "has holes");
   CHECK(hollow.filled_nbytes() - before <= 4 * 1024 * 1024);
 }
 
 TEST(a_memfd_with_every_seal_is_mapped_and_cannot_be_punched) {
   File whole;
   fill_pattern(whole.data, kFileNbytes);
-  REQUIRE_OK(seal_memfd(whole.fd.get()));
+  whole.seal();
   if (!is_sealed_against_holes(whole.fd.get())) {
     std::printf("  skipped: this kernel has no F_SEAL_FUTURE_WRITE\n");
     return;
@@ -187,7 +180,7 @@ TEST(a_memfd_with_every_seal_is_mapped_and_cannot_be_punched) {
 TEST(a_memfd_that_can_be_punched_is_not_mapped_but_read_by_the_kernel) {
   File loose;
   fill_pattern(loose.data, kFileNbytes);
-  REQUIRE(::fcntl(loose.fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+  loose.seal(true);
   Impostor impostor;
   impostor.hello(true);
   impostor.say(impostor.memfd(kFileNbytes), loose.fd.get());
@@ -202,7 +195,7 @@ TEST(a_memfd_that_can_be_punched_is_not_mapped_but_read_by_the_kernel) {
 
 TEST(a_memfd_that_can_be_punched_is_refused_where_the_kernel_may_not_read_it) {
   File loose;
-  REQUIRE(::fcntl(loose.fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+  loose.seal(true);
   Impostor impostor;
   impostor.hello();
   impostor.say(impostor.memfd(kFileNbytes), loose.fd.get());
@@ -210,7 +203,7 @@ TEST(a_memfd_that_can_be_punched_is_refused_where_the_kernel_may_not_read_it) {
   std::vector<std::byte> to;
   const Completion refused = fetch_file(impostor, to);
   CHECK_EQ(refused.code, Code::kRailFailed);
-  CHECK(refused.detail.find("F_SEAL_FUTURE_WRITE") != std::string::npos);
+  CHECK_HAS(refused.detail, "F_SEAL_FUTURE_WRITE");
 }
 
 TEST(the_fence_table_of_a_peer_must_be_filled_too) {
@@ -220,7 +213,7 @@ TEST(the_fence_table_of_a_peer_must_be_filled_too) {
   shm::Message hello;
   hello.nbytes = FenceTable::kNbytes;
   impostor.say(hello, sparse.get());
-  CHECK(impostor.down_words().find("not filled") != std::string::npos);
+  CHECK_HAS(impostor.down_words(), "not filled");
 }
 
 TEST(the_fence_table_of_a_peer_is_as_long_as_every_other) {
@@ -240,7 +233,7 @@ TEST(the_fence_table_of_a_peer_is_as_long_as_every_other) {
     hello.nbytes = each.announced;
     impostor.say(hello, table.get());
     const std::string words = impostor.down_words();
-    if (words.find(each.words) == std::string::npos) FAIL(words);
+    CHECK_HAS(words, each.words);
   }
 }
 

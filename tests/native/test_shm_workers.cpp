@@ -40,12 +40,7 @@ conformance::Subject foreign() {
   return {"shm foreign, shared", shared_in_small_slices, conformance::unix_sockets, false, {}};
 }
 conformance::Subject faulty_pool() {
-  conformance::Subject subject = pool();
-  const auto faults = Faults::parse("again=0.3,delay=0.3,reorder=0.5,fail=0.05");
-  REQUIRE_OK(faults);
-  subject.name += " with faults";
-  subject.faults = faults.value();
-  return subject;
+  return conformance::with_faults(pool(), "again=0.3,delay=0.3,reorder=0.5,fail=0.05");
 }
 
 CONFORMANCE(pool)
@@ -130,11 +125,7 @@ struct LetOn {
   ~LetOn() { memory.let_on(); }
 };
 
-bool skips() {
-  if (HeldMemory::is_possible()) return false;
-  std::printf("  %s: skipped, no userfaultfd for this process\n", check::state().current);
-  return true;
-}
+using hand_over::skips;
 
 TEST(what_several_threads_copy_is_whole_when_it_is_told) {
   if (skips()) return;
@@ -145,34 +136,39 @@ TEST(what_several_threads_copy_is_whole_when_it_is_told) {
   CHECK(is_whole(begun.to));
 }
 
-TEST(a_cancel_completes_when_the_last_thread_has_left) {
+TEST(a_work_that_ends_completes_when_the_last_thread_has_left) {
   if (skips()) return;
-  Begun begun;
-  begun.destination.cancel(1);
-  begun.destination.cancel(1);
-  begun.check_held();
-  begun.check_ends(Code::kCancelled);
-}
-
-TEST(a_disconnect_completes_when_the_last_thread_has_left) {
-  if (skips()) return;
-  Begun begun;
-  begun.destination.transport->disconnect(begun.peer);
-  CHECK_EQ(begun.destination.transport->num_mappings(),
-           0u);  // only the threads still hold the mapping that they read
-  begun.check_held();
-  begun.check_ends(Code::kCancelled);
-}
-
-TEST(a_peer_that_ends_is_told_at_once_and_its_work_when_the_last_thread_has_left) {
-  if (skips()) return;
-  Begun begun;
-  begun.source.reset();
-  begun.destination.await(CompletionKind::kRailDown);
-  begun.check_held();
-  begun.destination.transport->disconnect(begun.peer);
-  begun.check_held();
-  begun.check_ends(Code::kRailFailed);
+  const struct {
+    const char* what;
+    Code code;
+    void (*end)(Begun&);
+  } ways[] = {
+      {"cancel", Code::kCancelled,
+       [](Begun& begun) {
+         begun.destination.cancel(1);
+         begun.destination.cancel(1);
+       }},
+      {"disconnect", Code::kCancelled,
+       [](Begun& begun) {
+         begun.destination.transport->disconnect(begun.peer);
+         // Only the threads still hold the mapping that they read.
+         CHECK_EQ(begun.destination.transport->num_mappings(), 0u);
+       }},
+      {"the peer ends", Code::kRailFailed,
+       [](Begun& begun) {
+         begun.source.reset();
+         begun.destination.await(CompletionKind::kRailDown);  // at once
+         begun.check_held();
+         begun.destination.transport->disconnect(begun.peer);
+       }},
+  };
+  for (const auto& way : ways) {
+    std::printf("  %s\n", way.what);
+    Begun begun;
+    way.end(begun);
+    begun.check_held();
+    begun.check_ends(way.code);
+  }
 }
 
 TEST(a_pool_that_is_taken_back_is_read_on_by_the_threads_that_read_it) {
@@ -231,7 +227,7 @@ TEST(a_process_that_is_killed_fails_what_threads_read_of_it) {
   REQUIRE_EQ(count, 1u);
   CHECK_EQ(out[0].work, 1u);
   CHECK_EQ(out[0].code, Code::kRailFailed);
-  CHECK(out[0].detail.find("gone") != std::string::npos);
+  CHECK_HAS(out[0].detail, "gone");
   child.destination.await(CompletionKind::kRailDown);
 }
 
@@ -253,13 +249,10 @@ TEST(pages_of_a_killed_process_s_pool_stay_readable) {
 using namespace agent_pair;
 using hand_over::HandOver;
 
-TEST(an_agent_hands_over_what_its_threads_copied) {
-  if (skips()) return;
-  const auto over = HandOver::in_a_piece("shm");
-  CHECK(over->handle->outcome() == Outcome::kPending);
-  over->to.let_on();
-  CHECK(is_done(over->handle));
-  CHECK(std::memcmp(over->pool->data(), over->to.data(), over->to.nbytes()) == 0);
+TEST(an_agent_hands_over_what_its_threads_copied) { hand_over::what_was_held_arrives("shm"); }
+
+TEST(what_ends_a_right_waits_for_the_threads_in_a_piece) {
+  hand_over::what_ends_a_right_waits_for_the_thread_in_a_piece("shm", true);
 }
 
 // Whether all progress threads of this process sleep on their reactors.
@@ -284,46 +277,6 @@ TEST(an_agent_that_sleeps_is_woken_by_the_last_thread) {
   REQUIRE(await([&] { return (looks = agents_sleep() ? looks + 1 : 0) >= 50; }));
   over->to.let_on();
   CHECK(is_done(over->handle));
-}
-
-TEST(a_revoke_waits_for_the_threads_under_the_lease) {
-  if (skips()) return;
-  const auto over = HandOver::in_a_piece("shm");
-  CHECK(!over->dst->revoke(over->lease, 0));  // the right has ended, but its fence is not complete
-  CHECK(!over->dst->revoke(over->lease, 0));
-  CHECK_EQ(over->to.num_held(), 1u);
-  over->to.let_on();
-  CHECK(over->dst->revoke(over->lease, kBound));
-  const std::vector<std::byte> at_fence(over->to.data(), over->to.data() + over->to.nbytes());
-  CHECK(ends(over->handle));
-  CHECK(over->handle->outcome() != Outcome::kDone);
-  CHECK(std::memcmp(at_fence.data(), over->to.data(), at_fence.size()) == 0);
-}
-
-TEST(a_region_leaves_when_the_threads_in_its_memory_have_left) {
-  if (skips()) return;
-  const auto over = HandOver::in_a_piece("shm");
-  CHECK_EQ(over->dst->deregister_region(over->dst_region, 0).code(), Code::kDeadline);
-  CHECK_EQ(over->to.num_held(), 1u);
-  over->to.let_on();
-  CHECK(over->dst->deregister_region(over->dst_region, kBound).ok());
-  CHECK(ends(over->handle));
-}
-
-TEST(an_agent_that_closes_waits_for_its_threads) {
-  if (skips()) return;
-  const auto over = HandOver::in_a_piece("shm");
-  std::atomic<bool> closed{false};
-  std::thread closing([&] {
-    over->dst->close(0);
-    closed = true;
-  });
-  CHECK(await([&] { return over->dst->closed(); }));
-  CHECK(ends(over->handle));
-  CHECK(!closed);
-  over->to.let_on();
-  closing.join();
-  CHECK(over->dst->ended());
 }
 
 }  // namespace

@@ -183,9 +183,7 @@ TEST(a_lease_of_a_name_is_worth_nothing_to_others) {
             if (reader.get() == holder) continue;
             auto handle = all.read(*reader, lease);
             REQUIRE(all.ends(handle));
-            CHECK_EQ(handle->status().code(), Code::kNotPermitted);
-            CHECK(handle->status().message().find("and you are '" + reader->node->name()) !=
-                  std::string::npos);
+            CHECK_REFUSED(handle->status(), Code::kNotPermitted, "and you are '" + reader->node->name());
             CHECK(handle->status().message().find(std::to_string(lease)) == std::string::npos);
             CHECK_EQ(reader->bytes_landed, 0);
           }
@@ -212,8 +210,7 @@ TEST(it_covers_its_blocks_of_its_region_alone) {
     Blocks most(kFrom.begin(), kFrom.end() - 1);
     auto handle = all.read(*all.readers[0], all.grant(most));
     REQUIRE(all.ends(handle));
-    CHECK_EQ(handle->status().code(), Code::kNotPermitted);
-    CHECK(handle->status().message().find("does not cover block 8") != std::string::npos);
+    CHECK_REFUSED(handle->status(), Code::kNotPermitted, "does not cover block 8");
     const RegionId other = all.src.add_region(all.layout);
     const LeaseId elsewhere =
         Pair::grant(all.src, std::nullopt, other, wire::LeaseMode::kRead, {}, 10 * kSecond, false);
@@ -366,8 +363,7 @@ TEST(nobodys_heartbeats_renew_it_and_a_reader_counts_what_is_left) {
     // The reader stops by itself, before the grantor has to.
     auto late = all.read(*all.readers[0], lease);
     REQUIRE(all.ends(late));
-    CHECK_EQ(late->status().code(), Code::kLeaseEnded);
-    CHECK(late->status().message().find("is about to expire") != std::string::npos);
+    CHECK_REFUSED(late->status(), Code::kLeaseEnded, "is about to expire");
     all.world.run_for(400 * kMillisecond);
     CHECK(all.src.engine().lease_state(lease) == LeaseState::kExpired);
     CHECK_EQ(all.code_of(*all.readers[1], lease), Code::kLeaseEnded);

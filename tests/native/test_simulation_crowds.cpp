@@ -1,59 +1,25 @@
 // Many peers at once, and peers that read slowly: what one call of the engine does for them is bounded, and so
 // is what waits to be sent.
 #include "count_steps.h"
-#include "simulated_pair.h"
+#include "mallory.h"
 
 namespace simulation {
 namespace {
 
-// The far end of one connection: it knows the secret, answers heartbeats, and keeps what it is told.
-class Caller {
+class Caller : public FarEnd {
  public:
   Caller(World& world, Node& victim, const std::string& name, Time heartbeat_ns = kSecond / 2)
-      : world_(world) {
-    SessionConfig config;
-    config.secret = "secret";
-    config.self.name = name;
-    config.heartbeat_ns = heartbeat_ns;
-    world.random().fill(config.self.incarnation.data(), config.self.incarnation.size());
-    session_ = std::make_unique<Session>(
-        SessionRole::kInitiator, config, world.now(),
-        [&](std::span<std::byte> bytes) { world.random().fill(bytes.data(), bytes.size()); });
-    pipe_ = victim.accept_from({-1, [this](std::uint32_t, const wire::Bytes& frame) { receive(frame); },
-                                [this](std::uint32_t, const std::string&) { ended = true; }});
-    flush();
-  }
-  void send(const wire::Message& message) {
-    session_->send(world_.now(), message);
-    flush();
-  }
-  void hang_up() { pipe_->close(0); }
-  bool is_open() const { return session_->state() == SessionState::kOpen; }
+      : FarEnd(world, victim, config(world, name, heartbeat_ns)) {}
   // Whether it was told of the victim's regions: only a peer that has its name is.
   bool has_name() const { return !ended && count<wire::RegionsEnd>() != 0; }
-  template <class T>
-  std::ptrdiff_t count() const {
-    return std::count_if(received.begin(), received.end(),
-                         [](const wire::Message& each) { return std::holds_alternative<T>(each); });
-  }
-
-  std::vector<wire::Message> received;
-  bool ended = false, is_mute = false;
 
  private:
-  void receive(const wire::Bytes& frame) {
-    auto message = session_->receive(world_.now(), frame);
-    if (message.ok() && message.value()) received.push_back(std::move(*message.value()));
-    flush();
+  static SessionConfig config(World& world, const std::string& name, Time heartbeat_ns) {
+    SessionConfig config = config_of(name);
+    config.heartbeat_ns = heartbeat_ns;
+    world.random().fill(config.self.incarnation.data(), config.self.incarnation.size());
+    return config;
   }
-  void flush() {
-    for (wire::Bytes& frame : session_->take_output())
-      if (!is_mute) pipe_->send(0, std::move(frame));
-  }
-
-  World& world_;
-  std::unique_ptr<Session> session_;
-  std::shared_ptr<Pipe> pipe_;
 };
 using Callers = std::vector<std::unique_ptr<Caller>>;
 

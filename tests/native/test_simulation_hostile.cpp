@@ -8,23 +8,22 @@
 namespace simulation {
 namespace {
 
+// What else a program can be wrong in: test_footprint.cpp.
 TEST(programs_that_leave_their_blocks_are_refused) {
-  using Change = void (*)(CopyLoop&);
+  using Change = void (*)(CopyProgram&);
   constexpr Change kChanges[] = {
-      [](CopyLoop& loop) { loop.dst_offset += 8; },
-      [](CopyLoop& loop) { loop.dst_offset = 0; },
-      [](CopyLoop& loop) { loop.dst_offset = UINT64_MAX - 4; },
-      [](CopyLoop& loop) { loop.dst_block_stride *= 2; },
-      [](CopyLoop& loop) { loop.dst_block_stride = UINT64_MAX; },
-      [](CopyLoop& loop) { loop.dst_layer_stride += 1; },
-      [](CopyLoop& loop) { loop.dst_layer_stride = UINT64_MAX / 2; },
-      [](CopyLoop& loop) { loop.dst_strides[0] += loop.nbytes; },
-      [](CopyLoop& loop) { loop.nbytes *= 3; },
-      [](CopyLoop& loop) { loop.nbytes = UINT64_MAX; },
-      [](CopyLoop& loop) { loop.counts[0] = loop.counts[1] = UINT32_MAX; },
-      [](CopyLoop& loop) { loop.src_offset = UINT64_MAX - 64; },
-      [](CopyLoop& loop) { loop.src_block_stride = UINT64_MAX / 8; },
-      [](CopyLoop& loop) { loop.src_offset += 1 << 20; },
+      [](CopyProgram& p) { p.loops[0].dst_offset += 8; },
+      [](CopyProgram& p) { p.loops[0].dst_strides[0] += p.loops[0].nbytes; },
+      [](CopyProgram& p) { p.loops[0].counts[0] = p.loops[0].counts[1] = UINT32_MAX; },
+      [](CopyProgram& p) { p.loops[0].src_offset = UINT64_MAX - 64; },
+      [](CopyProgram& p) { p.loops[0].src_offset += 1 << 20; },
+      [](CopyProgram& p) {  // her own scales, beyond what she announced
+        Conversion& conversion = p.conversions.emplace_back();
+        conversion.src_dtype = conversion.dst_dtype = Dtype::kInt8;
+        conversion.src_scales = ScalePlace::kRegion;
+        conversion.src_offset = 1 << 24;
+        p.loops[0].conversion = 1;
+      },
   };
   for (const Change change : kChanges) {
     Pair pair;
@@ -37,7 +36,7 @@ TEST(programs_that_leave_their_blocks_are_refused) {
       program.loops[0].src_offset = hers.src_offset;
       program.loops[0].src_layer_stride = hers.src_layer_stride;
       program.loops[0].src_block_stride = hers.src_block_stride;
-      change(program.loops[0]);
+      change(program);
     });
     mallory.send(wire::Offer{mallory.spec(2, 1, {1, 2}, {3, 4}), 4, 0, 0});
     // A program that no region can have, because it moves bytes more than once, ends her session when it
@@ -190,84 +189,20 @@ TEST(units_and_tokens_that_do_not_fit_are_refused) {
   // Block 3 is units 6 and 7, tokens 12 to 15; block 4 units 8 and 9, tokens 16 to 19.
   CHECK_EQ(units.offer(1, {0, 1, 4}, {6, 7, 16}, 1), Code::kOk);
   CHECK_EQ(units.offer(2, {0, 1, 4}, {6, 7, 16}, 1), Code::kInvalidArgument);
-  CHECK_EQ(units.offer(2, {0}, {0}, 1), Code::kInvalidArgument);
   CHECK_EQ(units.offer(2, {0}, {6}, 0), Code::kOk);
-  CHECK_EQ(units.offer(1, {0, 1}, {6, 6}, 0), Code::kDuplicateBlock);
-  CHECK_EQ(units.offer(1, {0, 1}, {12, 12}, 2), Code::kDuplicateBlock);
-  for (std::uint32_t token = 12; token < 20; ++token)
-    CHECK_EQ(units.offer(1, {0, 4}, {7, token}, 1),
-             token == 14 || token == 15 ? Code::kDuplicateBlock : Code::kOk);
-  CHECK_EQ(units.offer(1, {0}, {32}, 0), Code::kOutOfRange);  // 16 blocks
-  CHECK_EQ(units.offer(1, {0}, {64}, 1), Code::kOutOfRange);
-  CHECK_EQ(units.offer(1, {16}, {6}, 0), Code::kOutOfRange);
+  CHECK_EQ(units.offer(1, {0, 4}, {7, 14}, 1), Code::kDuplicateBlock);
+  CHECK_EQ(units.offer(1, {0}, {64}, 1), Code::kOutOfRange);  // of 16 blocks
   CHECK_EQ(units.offer(1, {32}, {12}, 1), Code::kOutOfRange);
-  CHECK_EQ(units.offer(1, {UINT32_MAX}, {12}, 1), Code::kOutOfRange);
   // She may write units and tokens of leased blocks only.
   CHECK_EQ(units.offer(1, {0}, {5}, 0), Code::kNotPermitted);
   CHECK_EQ(units.offer(1, {0}, {10}, 0), Code::kNotPermitted);
   CHECK_EQ(units.offer(1, {0}, {11}, 1), Code::kNotPermitted);
   CHECK_EQ(units.offer(1, {0}, {20}, 1), Code::kNotPermitted);
   CHECK(!units.mallory.ended);
-  check_undisturbed(units.pair);
-}
-
-TEST(more_tokens_than_pairs_end_her_session) {
-  Units units;
-  units.tell(1);
-  units.offer(1, {0, 1}, {6, 7}, 3);
+  units.offer(1, {0, 1}, {6, 7}, 3);  // more tokens than pairs
   units.pair.world.run_for(100 * kMillisecond);
   CHECK(units.mallory.ended);
   check_undisturbed(units.pair);
-}
-
-TEST(programs_whose_units_scales_or_heads_cannot_be_are_refused) {
-  using Change = void (*)(CopyProgram&);
-  const auto converting = [](CopyProgram& program) -> Conversion& {
-    Conversion& conversion = program.conversions.emplace_back();
-    conversion.src_dtype = conversion.dst_dtype = Dtype::kInt8;
-    for (CopyLoop& loop : program.loops) loop.conversion = 1;
-    return conversion;
-  };
-  static const auto& convert = converting;
-  constexpr Change kChanges[] = {
-      [](CopyProgram& p) { p.units[kCoarse].dst = 0; },
-      [](CopyProgram& p) { p.units[kCoarse].dst = 4; },
-      [](CopyProgram& p) {
-        p.units[kCoarse] = {wire::kMaxUnits, wire::kMaxUnits}, p.units[kFine] = {0, 0}, p.loops.resize(1);
-      },
-      [](CopyProgram& p) { p.units[kFine] = {0, 0}; },
-      [](CopyProgram& p) { p.units[kFine].src = 4; },
-      [](CopyProgram& p) { p.loops[0].dst_unit_stride *= 2; },
-      [](CopyProgram& p) { p.loops[1].dst_unit_stride = UINT64_MAX; },
-      [](CopyProgram& p) { p.loops[1].dst_offset += p.loops[1].nbytes; },
-      [](CopyProgram& p) { p.dst_heads = {1, 1, 1}; },
-      [](CopyProgram& p) { convert(p).dst_dtype = Dtype::kF32; },
-      [](CopyProgram& p) { convert(p).src_dtype = Dtype::kF32, p.loops[0].nbytes = 6; },
-      [](CopyProgram& p) { convert(p).src_scales = ScalePlace::kProgram; },
-      [](CopyProgram& p) { convert(p).dst_scales = ScalePlace::kProgram; },
-      [](CopyProgram& p) { convert(p).dst_scales = ScalePlace::kRegion; },
-      [](CopyProgram& p) {  // for whole blocks, into bytes that belong to no block
-        Conversion& conversion = convert(p);
-        conversion.dst_scales = ScalePlace::kRegion;
-        conversion.dst_block_stride = p.loops[0].dst_block_stride;
-        p.units[kCoarse] = {1, 1};
-        p.units[kFine] = {0, 0};
-        p.loops.resize(1);
-      },
-      [](CopyProgram& p) {  // her own scales, beyond what she announced
-        Conversion& conversion = convert(p);
-        conversion.src_scales = ScalePlace::kRegion;
-        conversion.src_offset = 1 << 24;
-      },
-  };
-  for (const Change change : kChanges) {
-    Units units;
-    units.hers.chunk_nbytes = units.theirs.chunk_nbytes / 2;
-    units.tell(1, change);
-    if (!units.mallory.ended) CHECK(units.offer(1, {0}, {6}, 0) != Code::kOk);
-    units.pair.world.run_for(100 * kMillisecond);
-    check_undisturbed(units.pair);
-  }
 }
 
 TEST(breaking_the_order_of_transfers_ends_her_session_alone) {

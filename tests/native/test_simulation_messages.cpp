@@ -1,6 +1,5 @@
 // Messages: in order, as many as there is room for, and without a cost to other peers.
 #include "mallory.h"
-#include "simulated_messages.h"
 
 namespace simulation {
 namespace {
@@ -17,35 +16,6 @@ std::uint64_t unread_at(Node& node, SessionKey peer) {
   return budget == nullptr ? 0 : budget->used(Resource::kMessages);
 }
 
-TEST(a_thousand_messages_each_way_come_in_their_order_past_readers_that_are_late) {
-  for (std::uint64_t seed = 0; seed < 5; ++seed) {
-    Pair pair({one_sided_rail()}, check::seed() * 1000 + seed);
-    MessageBook book(pair.world.random());
-    for (Node* node : {&pair.src, &pair.dst}) {
-      node->read_ns = 5 * kMillisecond;
-      node->on_event = [&](Node& of, const Event& event) { book.on_event(of, event); };
-    }
-    std::size_t num_to_dst = 0, num_to_src = 0;
-    const auto send = [&](Node& node, SessionKey to, std::size_t& num) {
-      const std::uint64_t nbytes = pair.world.random().chance(10) ? wire::kMaxMessage : 100;
-      for (int i = 0; i < 20 && num < 1000 && book.send(node, to, nbytes); ++i) ++num;
-    };
-    REQUIRE(pair.world.until([&] {
-      send(pair.src, pair.to_dst, num_to_dst);
-      send(pair.dst, pair.to_src, num_to_src);
-      return num_to_dst == 1000 && num_to_src == 1000;
-    }));
-    pair.world.run_for(kSecond);
-    CHECK_EQ(book.num_received(), 2000u);
-    CHECK(book.num_waits() > 2);
-    for (Node* node : {&pair.src, &pair.dst}) book.check_nobody_waits(*node);
-    CHECK_EQ(unread_at(pair.src, pair.to_dst), 0u);
-    CHECK_EQ(pair.src.engine().stats().messages_sent, 1000u);
-    CHECK_EQ(pair.src.engine().stats().messages_in, 1000u);
-    check_undisturbed(pair);
-  }
-}
-
 TEST(a_reader_that_stalls_costs_a_window_and_reading_gives_room_back) {
   for (const std::uint64_t nbytes :
        {std::uint64_t{0}, wire::kLeastMessageCharge, std::uint64_t{wire::kMaxMessage}}) {
@@ -56,8 +26,7 @@ TEST(a_reader_that_stalls_costs_a_window_and_reading_gives_room_back) {
     for (std::uint64_t i = 0; i < num_most; ++i) CHECK_OK(send());
     pair.world.run_for(100 * kMillisecond);
     const Status full = send();
-    CHECK_EQ(full.code(), Code::kExhausted);
-    CHECK(full.message().find("peer.sendable()") != std::string::npos);
+    CHECK_REFUSED(full, Code::kExhausted, "peer.sendable()");
     CHECK_EQ(unread_at(pair.dst, pair.to_src), wire::kMessageWindow);
     CHECK(!pair.src.engine().has_room(pair.world.now(), pair.to_dst, 0).value());
     // Room is reported once, after a quarter of the window has been read.
@@ -164,6 +133,14 @@ TEST(more_than_the_window_ends_her_session_alone) {
     pair.dst.takes_events = true;
     check_undisturbed(pair);
   }
+}
+
+TEST(a_message_beyond_the_largest_ends_her_session_alone) {
+  Pair pair;
+  Mallory mallory(pair.world, pair.dst);
+  mallory.send(wire::AgentMessage{wire::Bytes(wire::kMaxMessage + 1)});
+  CHECK(mallory.ended);
+  check_undisturbed(pair);
 }
 
 TEST(what_was_read_is_told_once_for_a_quarter_of_the_window) {

@@ -161,9 +161,8 @@ TEST(a_deadline_that_the_rate_makes_it_miss_names_the_rate) {
         handle = Pair::post(pair.dst, std::move(request));
       }
       REQUIRE(pair.ends(handle, kSecond));
-      CHECK_EQ(handle->status().code(), Code::kDeadline);
-      CHECK(handle->status().message().find("8192 bytes per second, this agent's limit for 'prefill'") !=
-            std::string::npos);
+      CHECK_REFUSED(handle->status(), Code::kDeadline,
+                    "8192 bytes per second, this agent's limit for 'prefill'");
       pair.check_quiet();
     }
 }

@@ -6,10 +6,6 @@
 namespace simulation {
 namespace {
 
-bool says(const Status& status, const std::string& words) {
-  return status.message().find(words) != std::string::npos;
-}
-
 // ---- contexts -------------------------------------------------------------------------------------
 
 TEST(each_end_keeps_its_own_context_and_else_has_the_others) {
@@ -91,7 +87,7 @@ TEST(a_write_of_a_tag_that_was_given_up_is_refused_at_once) {
       auto written = pair.write(kFrom, kTo, tag);
       REQUIRE(ends_at_once(pair, written));
       CHECK_EQ(written->status().code(), by_time ? Code::kDeadline : Code::kCancelled);
-      CHECK(says(written->status(), "the expectation of its tag had ended (context 'its request')"));
+      CHECK_HAS(written->status().message(), "the expectation of its tag had ended (context 'its request')");
       CHECK_EQ(wire::text_of(written->context()), "its request");
       // A new expectation begins the tag anew. What was done may be written again before it is expected.
       for (int i = 0; i < 2; ++i) {
@@ -196,8 +192,8 @@ TEST(who_expects_a_write_that_ended_before_is_told_at_once) {
       CHECK_EQ(expected->status().code(), end == Way::kByCaller ? Code::kCancelled
                                           : end == Way::kLate   ? Code::kDeadline
                                                                 : Code::kPeerLost);
-      CHECK(says(expected->status(),
-                 "the write with its tag by 'prefill' had ended before the tag was expected"));
+      CHECK_HAS(expected->status().message(),
+                "the write with its tag by 'prefill' had ended before the tag was expected");
       CHECK_EQ(wire::text_of(expected->context()), "its request");
       CHECK(expected->failed_blocks().size() == kTo.size());
       // It is reported once: the next write waits.
@@ -212,20 +208,6 @@ TEST(who_expects_a_write_that_ended_before_is_told_at_once) {
       REQUIRE(pair.ends(written) && pair.ends(expected));
       CHECK_EQ(expected->outcome(), Outcome::kDone);
     }
-  });
-}
-
-TEST(a_new_write_of_its_tag_begins_anew) {
-  on_every_rail([](Pair& pair) {
-    auto written = pair.write(kFrom, kTo, "req");
-    pair.world.run_for(10 * kMillisecond);
-    pair.src.cancel(written);
-    written = pair.write(kFrom, kTo, "req");
-    pair.world.run_for(10 * kMillisecond);
-    CHECK_EQ(pair.dst.engine().load().tags_remembered, 0);
-    auto expected = pair.expect("req", kTo);
-    REQUIRE(pair.ends(written) && pair.ends(expected));
-    CHECK_EQ(expected->outcome(), Outcome::kDone);
   });
 }
 

@@ -157,21 +157,6 @@ TEST(two_writers_of_half_the_heads_complete_an_expectation_only_together) {
   });
 }
 
-TEST(two_writers_at_once_and_before_they_are_expected) {
-  on_every_rail([](Writers& all, bool upper_first) {
-    auto first = all.write(upper_first);
-    auto second = all.write(!upper_first);
-    all.world.run_for(50 * kMillisecond);
-    CHECK(all.untouched_outside(0, 0));
-    auto expected = all.expect();
-    for (auto& handle : {expected, first, second}) {
-      REQUIRE(all.ends(handle));
-      CHECK_OK(handle->status());
-    }
-    CHECK(all.arrived(0) && all.arrived(1));
-  });
-}
-
 TEST(a_layer_is_in_when_all_of_its_heads_are) {
   on_every_rail([](Writers& all, bool upper_first) {
     auto expected = all.expect();
@@ -255,22 +240,6 @@ TEST(a_writer_that_dies_fails_what_is_expected) {
     });
 }
 
-// A range that begins and ends within units at both ends: tokens 5 to 26, from pages of 4 and of 16 into
-// pages of 8.
-TEST(a_range_of_tokens_arrives_and_nothing_beside_it) {
-  on_every_rail([](Writers& all, bool upper_first) {
-    auto expected = all.expect(5, 27);
-    auto first = all.write(upper_first, 5, 27);
-    auto second = all.write(!upper_first, 5, 27);
-    for (auto& handle : {first, second, expected}) {
-      REQUIRE(all.ends(handle));
-      CHECK_OK(handle->status());
-    }
-    CHECK(all.arrived(0, 5, 27) && all.arrived(1, 5, 27));
-    CHECK(all.untouched_outside(5, 27));
-  });
-}
-
 TEST(a_range_in_parts_is_done_with_its_last_token) {
   on_every_rail([](Writers& all, bool upper_first) {
     auto expected = all.expect(5, 27);
@@ -321,36 +290,6 @@ TEST(a_failed_transfer_names_each_block_once_however_many_units_it_has) {
     std::sort(blocks.begin(), blocks.end());
     CHECK_EQ(failed, blocks);
     CHECK_EQ(expected->failed_blocks(), all.blocks);
-  });
-}
-
-TEST(a_read_of_a_range_ends_alike_and_names_each_block_once) {
-  on_every_rail([](Writers& all, bool upper_first) {
-    const Writers::Writer& from = all.writers[upper_first];
-    Node& src = *from.node;
-    const SessionKey there = all.dst.session_with(src.name()), back = from.to_dst;
-    const auto program = all.dst.engine().install_program(all.dst.now(), there, false, from.region,
-                                                          all.region, all.program(from));
-    REQUIRE_OK(program);
-    TransferRequest request = all.request(from, 3, 30);
-    request.peer = there;
-    request.program = program.value();
-    Pair::grant(src, back, from.region, wire::LeaseMode::kRead, from.blocks, 10 * kSecond, true);
-    auto done = Pair::post(all.dst, request);
-    REQUIRE(all.ends(done));
-    CHECK_OK(done->status());
-    CHECK(all.arrived(upper_first, 3, 30));
-    CHECK(all.untouched_outside(3, 30));
-    CHECK(done->failed_blocks().empty());
-
-    src.work_ns = all.dst.work_ns = 20 * kMillisecond;
-    auto cancelled = Pair::post(all.dst, request);
-    all.world.run_for(30 * kMillisecond);
-    all.dst.cancel(cancelled);
-    REQUIRE(all.ends(cancelled));
-    CHECK(each_once(cancelled->failed_blocks()));
-    for (const std::uint32_t block : cancelled->failed_blocks())
-      CHECK(std::find(all.blocks.begin(), all.blocks.end(), block) != all.blocks.end());
   });
 }
 
@@ -471,9 +410,6 @@ TEST(callers_mistakes_in_units_and_tokens_are_named_and_nothing_is_posted) {
   };
   CHECK_EQ(code([](auto& r) { r.num_fine = 1000; }), Code::kInvalidArgument);
   CHECK_EQ(code([&](auto& r) { r.program = whole.value(); }), Code::kInvalidArgument);
-  CHECK_EQ(code([](auto& r) { r.dst_ids[0] = 48; }), Code::kOutOfRange);  // 24 blocks of two units
-  CHECK_EQ(code([](auto& r) { r.dst_ids[1] = r.dst_ids[0]; }), Code::kDuplicateBlock);
-  CHECK_EQ(code([](auto& r) { r.src_ids.back() = 24 * kTokens / 2; }), Code::kOutOfRange);
   CHECK_EQ(code([](auto& r) { r.dst_ids.back() = 24 * kTokens; }), Code::kOutOfRange);
   CHECK_EQ(code([](auto& r) { r.dst_ids.back() = r.dst_ids[0] * 4 + 3; }), Code::kDuplicateBlock);
   all.check_quiet();

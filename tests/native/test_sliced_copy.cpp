@@ -3,9 +3,9 @@
 #include "core/copy/sliced_copy.h"
 
 #include <cstring>
-#include <numeric>
 #include <vector>
 
+#include "block_programs.h"
 #include "check.h"
 #include "core/region.h"
 #include "program_samples.h"
@@ -70,28 +70,17 @@ struct Shape {
   std::uint64_t nbytes;
   std::uint32_t counts[2];
   std::uint32_t num_pairs;
+  bool is_one_slice = false;
 };
 
 TEST(no_slice_is_longer_than_ours_whatever_the_piece_is_made_of) {
   constexpr Shape kShapes[] = {{"one run", 64 << 20, {1, 1}, 1},
                                {"runs of a byte", 1, {1024, 1024}, 2},
                                {"runs over each other", 1 << 20, {8, 8}, 1},
-                               {"pairs", 4096, {1, 1}, 16384}};
+                               {"pairs", 4096, {1, 1}, 16384},
+                               {"a piece as the engine makes them", 4096, {1, 1}, 256, true}};
   for (const Shape& shape : kShapes) {
-    CopyLoop loop{};
-    loop.num_layers = 1;
-    loop.counts[0] = shape.counts[0];
-    loop.counts[1] = shape.counts[1];
-    loop.nbytes = shape.nbytes;
-    auto program = std::make_shared<CopyProgram>();
-    program->loops = {loop};
-    program->num_layers = 1;
-    Move move;
-    move.program = program;
-    move.grid = {0, 1, shape.num_pairs, shape.num_pairs};
-    move.src_ids.resize(shape.num_pairs);
-    std::iota(move.src_ids.begin(), move.src_ids.end(), 0u);
-    move.dst_ids = move.src_ids;
+    Move move = block_programs::heap_of(shape.counts[0], shape.counts[1], shape.nbytes, shape.num_pairs);
     Bytes src(shape.nbytes, std::byte{7}), dst(shape.nbytes);
     move.local = unregistered(dst.data());
     MappedSource source(src.data());
@@ -102,29 +91,9 @@ TEST(no_slice_is_longer_than_ours_whatever_the_piece_is_made_of) {
       REQUIRE_OK(cost);
       if (cost.value() > SlicedCopy::kSliceCost + SlicedCopy::kChunkNbytes + 128) FAIL(shape.what);
     }
-    CHECK(num_slices > 8);
+    if (shape.is_one_slice ? num_slices != 1 : num_slices <= 8) FAIL(shape.what);
     CHECK(dst == src);
   }
-}
-
-TEST(a_piece_as_the_engine_makes_them_is_one_slice) {
-  CopyLoop loop{};
-  loop.num_layers = loop.counts[0] = loop.counts[1] = 1;
-  loop.nbytes = 4096;
-  auto program = std::make_shared<CopyProgram>();
-  program->loops = {loop};
-  program->num_layers = 1;
-  Bytes src(4096, std::byte{7}), dst(4096);
-  Move move;
-  move.program = program;
-  move.grid = {0, 1, 256, 256};
-  move.src_ids.assign(256, 0);
-  move.dst_ids.assign(256, 0);
-  move.local = unregistered(dst.data());
-  MappedSource source(src.data());
-  SlicedCopy copy(move, 0);
-  REQUIRE_OK(copy.advance(source));
-  CHECK(copy.done());
 }
 
 }  // namespace

@@ -21,20 +21,10 @@ namespace {
 struct Summed : Source {
   Summed(SessionKey session, TransferId transfer, std::byte* bytes, std::uint64_t nbytes, std::uint32_t rows,
          std::uint32_t num_pieces = 1) {
-    auto copies = std::make_shared<CopyProgram>();
-    CopyLoop loop{};
-    loop.num_layers = copies->num_layers = 1;
-    loop.counts[0] = rows;
-    loop.counts[1] = rows;
-    loop.nbytes = nbytes;
-    copies->loops = {loop};
     auto local = std::make_shared<LocalRegion>();
     local->base = bytes;
-    auto moves = std::make_shared<Move>();
-    moves->program = copies;
-    moves->grid = {0, 1, num_pieces, 1};
-    moves->src_ids.resize(num_pieces);
-    moves->dst_ids.resize(num_pieces);
+    auto moves = std::make_shared<Move>(block_programs::heap_of(rows, rows, nbytes, num_pieces));
+    moves->grid.pairs_per_piece = 1;
     moves->local = local;
     key = {session, transfer};
     move = std::move(moves);

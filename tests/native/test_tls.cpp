@@ -2,9 +2,7 @@
 // accepts a few bytes at a time.
 #include "core/tls/channel.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -19,6 +17,7 @@
 #include <vector>
 
 #include "check.h"
+#include "conformance_ends.h"
 #include "core/tls/identity.h"
 #include "core/tls/kernel_channel.h"
 #include "core/tls/page_channel.h"
@@ -61,23 +60,21 @@ TEST(names_of_agents_are_whole_or_none) {
     CHECK_EQ(identity->name, row.agent);
   }
   using namespace std::string_view_literals;
-  const std::string_view wrong[] = {
-      "",
-      "acme/prefill/a",
-      "https://acme/prefill/a",
-      "kvxfer://",
-      "kvxfer://acme",
-      "kvxfer://acme/",
-      "kvxfer:///prefill/a",
-      "kvxfer://acme//a",
-      "kvxfer://acme/prefill/",
-      "kvxfer://acme/*/a",
-      "kvxfer://acme/prefill/a\0b"sv,
-      "kvxfer://acme/pre fill/a",
-      "kvxfer://acme/pr\xc3\xa9/a",
-      "KVXFER://acme/prefill/a",
-      "kvxfer://acme/%2a/a",
-  };
+  const std::string_view wrong[] = {"",
+                                    "acme/prefill/a",
+                                    "https://acme/prefill/a",
+                                    "kvxfer://",
+                                    "kvxfer://acme",
+                                    "kvxfer://acme/",
+                                    "kvxfer:///prefill/a",
+                                    "kvxfer://acme//a",
+                                    "kvxfer://acme/prefill/",
+                                    "kvxfer://acme/*/a",
+                                    "kvxfer://acme/prefill/a\0b"sv,
+                                    "kvxfer://acme/pre fill/a",
+                                    "kvxfer://acme/pr\xc3\xa9/a",
+                                    "KVXFER://acme/prefill/a",
+                                    "kvxfer://acme/%2a/a"};
   for (const std::string_view uri : wrong) CHECK(!Identity::parse(uri).has_value());
   CHECK(!Identity::parse("kvxfer://acme/" + std::string(600, 'x')).has_value());
 }
@@ -146,28 +143,13 @@ std::shared_ptr<const Credentials> credentials(KernelUse kernel = KernelUse::kNe
   return loaded.value();
 }
 
-std::array<UniqueFd, 2> unix_pair() {
-  std::array<int, 2> fds;
-  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds.data()) == 0);
-  return {UniqueFd(fds[0]), UniqueFd(fds[1])};
+std::array<UniqueFd, 2> not_blocking(std::pair<UniqueFd, UniqueFd> sockets) {
+  for (const UniqueFd* each : {&sockets.first, &sockets.second})
+    REQUIRE(::fcntl(each->get(), F_SETFL, O_NONBLOCK) == 0);
+  return {std::move(sockets.first), std::move(sockets.second)};
 }
-
-std::array<UniqueFd, 2> tcp_pair() {
-  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in place{};
-  place.sin_family = AF_INET;
-  place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof place;
-  auto* const address = reinterpret_cast<sockaddr*>(&place);
-  REQUIRE(::bind(listener.get(), address, length) == 0 && ::listen(listener.get(), 1) == 0);
-  REQUIRE(::getsockname(listener.get(), address, &length) == 0);
-  std::array<UniqueFd, 2> out;
-  out[0] = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  REQUIRE(::connect(out[0].get(), address, length) == 0);
-  out[1] = UniqueFd(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  REQUIRE(::fcntl(out[0].get(), F_SETFL, O_NONBLOCK) == 0);
-  return out;
-}
+std::array<UniqueFd, 2> unix_pair() { return not_blocking(conformance::unix_sockets()); }
+std::array<UniqueFd, 2> tcp_pair() { return not_blocking(conformance::tcp_sockets()); }
 
 // Both ends of one connection, over sockets whose buffers hold little.
 struct Link {
@@ -217,6 +199,19 @@ struct Link {
         dynamic_cast<KernelChannel&>(*out[i]).renew_keys_after(records_of_a_key);
     }
     return out;
+  }
+
+  // These, or those of both ends for frames.
+  std::array<std::shared_ptr<Cipher>, 2> ciphers(bool carries_pages,
+                                                 std::uint64_t records_of_a_key = kRecordsOfAKey) {
+    if (carries_pages) return for_pages(records_of_a_key);
+    return {std::move(ends[0]), std::move(ends[1])};
+  }
+  // The last that an end says: bytes of the test's, on its socket.
+  void say_at_last(std::size_t end, const std::string& said) const {
+    REQUIRE(::send(sockets[end].get(), said.data(), said.size(), MSG_NOSIGNAL) ==
+            static_cast<ssize_t>(said.size()));
+    ::shutdown(sockets[end].get(), SHUT_WR);
   }
 
   // Waits until bytes have arrived at one end; over TCP that is a moment after they were sent.
@@ -294,12 +289,7 @@ TEST(every_byte_crosses_in_both_directions_at_once) {
     CHECK_EQ(link.ends[0]->export_key("EXPORTER-a"), link.ends[1]->export_key("EXPORTER-a"));
     CHECK(link.ends[0]->export_key("EXPORTER-a") != link.ends[0]->export_key("EXPORTER-b"));
     CHECK_EQ(link.ends[1]->identities().front().in_words(), "acme/test");
-    std::array<std::shared_ptr<Cipher>, 2> ends;
-    if (carries_pages)
-      ends = link.for_pages(20);  // keys change some fifteen times
-    else
-      for (std::size_t i = 0; i < 2; ++i) ends[i] = std::move(link.ends[i]);
-    carry(link, ends, random);
+    carry(link, link.ciphers(carries_pages, 20), random);  // keys change some fifteen times
   }
 }
 
@@ -348,7 +338,7 @@ TEST(a_kernel_without_new_keys_ends_the_connection_in_words) {
     }
     CHECK_EQ(count, -1);
     CHECK_EQ(errno, EPROTO);
-    CHECK(ends[0]->why().find("6.14") != std::string::npos);
+    CHECK_HAS(ends[0]->why(), "6.14");
   }
 }
 
@@ -362,16 +352,14 @@ TEST(what_the_kernel_cannot_open_ends_the_connection_in_words) {
     const auto ends = link.for_pages(kRecordsOfAKey);
     // Bytes that the other end would never send, written to its socket.
     std::string said(5 + random.next() % 3000, '\0');
-    for (char& each : said) each = static_cast<char>(random.next());
+    random.fill(said.data(), said.size());
     if (round % 2 == 0) {  // a valid record except for its tag
       said.replace(0, 3, "\x17\x03\x03");
       said.resize(1000);
       said[3] = static_cast<char>(995 >> 8);
       said[4] = static_cast<char>(995 & 0xff);
     }
-    REQUIRE(::send(link.sockets[1].get(), said.data(), said.size(), MSG_NOSIGNAL) ==
-            static_cast<ssize_t>(said.size()));
-    ::shutdown(link.sockets[1].get(), SHUT_WR);
+    link.say_at_last(1, said);
     link.pause();
     std::vector<std::byte> in(70'000);
     const iovec room{in.data(), in.size()};
@@ -390,11 +378,7 @@ TEST(what_is_altered_is_no_byte_of_the_peers) {
     Link link(proof);
     REQUIRE(link.shake_hands());
     const bool carries_pages = round % 2 == 0;
-    std::array<std::shared_ptr<Cipher>, 2> ends;
-    if (carries_pages)
-      ends = link.for_pages(kRecordsOfAKey);
-    else
-      for (std::size_t i = 0; i < 2; ++i) ends[i] = std::move(link.ends[i]);
+    const auto ends = link.ciphers(carries_pages);
     std::vector<std::byte> out(2000, std::byte{7}), in(2000);
     const iovec bytes{out.data(), out.size()};
     REQUIRE(ends[0]->send({&bytes, 1}) == 2000);
@@ -450,11 +434,7 @@ TEST(records_of_a_byte_each_take_turns) {
   for (const bool carries_pages : {false, true}) {
     Link link(proof);
     REQUIRE(link.shake_hands());
-    std::array<std::shared_ptr<Cipher>, 2> ends;
-    if (carries_pages)
-      ends = link.for_pages(kRecordsOfAKey);
-    else
-      for (std::size_t i = 0; i < 2; ++i) ends[i] = std::move(link.ends[i]);
+    const auto ends = link.ciphers(carries_pages);
     std::size_t sent = 0, got = 0, num_turns = 0;
     const auto read_some = [&] {
       std::vector<std::byte> in(100'000);
@@ -490,15 +470,13 @@ TEST(records_that_are_none_end_the_connection_in_words) {
     REQUIRE(link.shake_hands());
     const auto ends = link.for_pages(kRecordsOfAKey);
     std::string said(1 + random.next() % 3000, '\0');
-    for (char& each : said) each = static_cast<char>(random.next());
+    random.fill(said.data(), said.size());
     if (round % 2 == 0) {  // a valid header with any length
       said[0] = 23;
       said.resize(std::max<std::size_t>(said.size(), 5));
       said[3] = static_cast<char>(random.next() % 12);
     }
-    REQUIRE(::send(link.sockets[0].get(), said.data(), said.size(), MSG_NOSIGNAL) ==
-            static_cast<ssize_t>(said.size()));
-    ::shutdown(link.sockets[0].get(), SHUT_WR);
+    link.say_at_last(0, said);
     std::vector<std::byte> in(70'000);
     const iovec room{in.data(), in.size()};
     const ssize_t count = ends[1]->receive({&room, 1});
@@ -514,14 +492,12 @@ TEST(bytes_that_are_no_tls_end_the_handshake_in_words) {
   for (int round = 0; round < 200; ++round) {
     Link link(proof);
     std::string said(1 + random.next() % 300, '\0');
-    for (char& each : said) each = static_cast<char>(random.next());
+    random.fill(said.data(), said.size());
     if (round % 2 == 0)
       said.replace(0, std::min<std::size_t>(3, said.size()), "\x16\x03\x01",
                    std::min<std::size_t>(3, said.size()));
     const std::size_t victim = random.next() % 2;
-    REQUIRE(::send(link.sockets[1 - victim].get(), said.data(), said.size(), MSG_NOSIGNAL) ==
-            static_cast<ssize_t>(said.size()));
-    ::shutdown(link.sockets[1 - victim].get(), SHUT_WR);
+    link.say_at_last(1 - victim, said);
     Channel::Step step = Channel::Step::kAgain;
     for (int i = 0; i < 10 && step == Channel::Step::kAgain; ++i) step = link.ends[victim]->shake_hands();
     CHECK(step == Channel::Step::kFailed);

@@ -6,91 +6,69 @@
 #include <sys/uio.h>
 #include <ucp/api/ucp.h>
 
+#include "abi_compare.h"
 #include "check.h"
 
 namespace {
 
 namespace abi = kvxfer::ucx::abi;
 
-#define SAME_PLACE(ours, member, theirs, their_member)                           \
-  static_assert(offsetof(abi::ours, member) == offsetof(theirs, their_member) && \
-                sizeof(abi::ours::member) == sizeof(theirs::their_member))
-#define SAME_VALUE(ours, theirs) \
-  static_assert(static_cast<std::int64_t>(abi::ours) == static_cast<std::int64_t>(theirs))
+SAME_SIZE(StatusCode, ucs_status_t);
+SAME_VALUES((kOk, UCS_OK), (kInProgress, UCS_INPROGRESS), (kNoResource, UCS_ERR_NO_RESOURCE),
+            (kUnreachable, UCS_ERR_UNREACHABLE), (kNoElement, UCS_ERR_NO_ELEM),
+            (kNoDevice, UCS_ERR_NO_DEVICE), (kBusy, UCS_ERR_BUSY), (kCanceled, UCS_ERR_CANCELED),
+            (kLast, UCS_ERR_LAST));
 
-static_assert(sizeof(abi::StatusCode) == sizeof(ucs_status_t));
-SAME_VALUE(kOk, UCS_OK);
-SAME_VALUE(kInProgress, UCS_INPROGRESS);
-SAME_VALUE(kNoResource, UCS_ERR_NO_RESOURCE);
-SAME_VALUE(kUnreachable, UCS_ERR_UNREACHABLE);
-SAME_VALUE(kNoElement, UCS_ERR_NO_ELEM);
-SAME_VALUE(kNoDevice, UCS_ERR_NO_DEVICE);
-SAME_VALUE(kBusy, UCS_ERR_BUSY);
-SAME_VALUE(kCanceled, UCS_ERR_CANCELED);
-SAME_VALUE(kLast, UCS_ERR_LAST);
+SAME_PLACES(ContextParams, ucp_params_t, (field_mask, field_mask), (features, features),
+            (mt_workers_shared, mt_workers_shared));
+SAME_VALUES((ContextParams::kFeatures, UCP_PARAM_FIELD_FEATURES),
+            (ContextParams::kMtWorkersShared, UCP_PARAM_FIELD_MT_WORKERS_SHARED),
+            (ContextParams::kRma, UCP_FEATURE_RMA), (ContextParams::kWakeup, UCP_FEATURE_WAKEUP));
 
-SAME_PLACE(ContextParams, field_mask, ucp_params_t, field_mask);
-SAME_PLACE(ContextParams, features, ucp_params_t, features);
-SAME_PLACE(ContextParams, mt_workers_shared, ucp_params_t, mt_workers_shared);
-SAME_VALUE(ContextParams::kFeatures, UCP_PARAM_FIELD_FEATURES);
-SAME_VALUE(ContextParams::kMtWorkersShared, UCP_PARAM_FIELD_MT_WORKERS_SHARED);
-SAME_VALUE(ContextParams::kRma, UCP_FEATURE_RMA);
-SAME_VALUE(ContextParams::kWakeup, UCP_FEATURE_WAKEUP);
+SAME_PLACES(WorkerParams, ucp_worker_params_t, (thread_mode, thread_mode));
+SAME_VALUES((WorkerParams::kThreadMode, UCP_WORKER_PARAM_FIELD_THREAD_MODE),
+            (WorkerParams::kSerialized, UCS_THREAD_MODE_SERIALIZED));
 
-SAME_PLACE(WorkerParams, thread_mode, ucp_worker_params_t, thread_mode);
-SAME_VALUE(WorkerParams::kThreadMode, UCP_WORKER_PARAM_FIELD_THREAD_MODE);
-SAME_VALUE(WorkerParams::kSerialized, UCS_THREAD_MODE_SERIALIZED);
+SAME_PLACES(EndpointParams, ucp_ep_params_t, (field_mask, field_mask), (address, address),
+            (error_mode, err_mode), (error_handler.callback, err_handler.cb),
+            (error_handler.argument, err_handler.arg));
+SAME_VALUES((EndpointParams::kRemoteAddress, UCP_EP_PARAM_FIELD_REMOTE_ADDRESS),
+            (EndpointParams::kErrorMode, UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE),
+            (EndpointParams::kErrorHandler, UCP_EP_PARAM_FIELD_ERR_HANDLER),
+            (EndpointParams::kModeNone, UCP_ERR_HANDLING_MODE_NONE),
+            (EndpointParams::kModePeer, UCP_ERR_HANDLING_MODE_PEER));
 
-SAME_PLACE(EndpointParams, field_mask, ucp_ep_params_t, field_mask);
-SAME_PLACE(EndpointParams, address, ucp_ep_params_t, address);
-SAME_PLACE(EndpointParams, error_mode, ucp_ep_params_t, err_mode);
-SAME_PLACE(EndpointParams, error_handler.callback, ucp_ep_params_t, err_handler.cb);
-SAME_PLACE(EndpointParams, error_handler.argument, ucp_ep_params_t, err_handler.arg);
-SAME_VALUE(EndpointParams::kRemoteAddress, UCP_EP_PARAM_FIELD_REMOTE_ADDRESS);
-SAME_VALUE(EndpointParams::kErrorMode, UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE);
-SAME_VALUE(EndpointParams::kErrorHandler, UCP_EP_PARAM_FIELD_ERR_HANDLER);
-SAME_VALUE(EndpointParams::kModeNone, UCP_ERR_HANDLING_MODE_NONE);
-SAME_VALUE(EndpointParams::kModePeer, UCP_ERR_HANDLING_MODE_PEER);
+SAME_PLACES(MemoryMapParams, ucp_mem_map_params_t, (address, address), (length, length),
+            (memory_type, memory_type));
+SAME_VALUES((MemoryMapParams::kAddress, UCP_MEM_MAP_PARAM_FIELD_ADDRESS),
+            (MemoryMapParams::kLength, UCP_MEM_MAP_PARAM_FIELD_LENGTH),
+            (MemoryMapParams::kMemoryType, UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE),
+            (MemoryMapParams::kHost, UCS_MEMORY_TYPE_HOST), (MemoryMapParams::kCuda, UCS_MEMORY_TYPE_CUDA));
 
-SAME_PLACE(MemoryMapParams, address, ucp_mem_map_params_t, address);
-SAME_PLACE(MemoryMapParams, length, ucp_mem_map_params_t, length);
-SAME_PLACE(MemoryMapParams, memory_type, ucp_mem_map_params_t, memory_type);
-SAME_VALUE(MemoryMapParams::kAddress, UCP_MEM_MAP_PARAM_FIELD_ADDRESS);
-SAME_VALUE(MemoryMapParams::kLength, UCP_MEM_MAP_PARAM_FIELD_LENGTH);
-SAME_VALUE(MemoryMapParams::kMemoryType, UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE);
-SAME_VALUE(MemoryMapParams::kHost, UCS_MEMORY_TYPE_HOST);
-SAME_VALUE(MemoryMapParams::kCuda, UCS_MEMORY_TYPE_CUDA);
-
-SAME_PLACE(RequestParams, field_mask, ucp_request_param_t, op_attr_mask);
-SAME_PLACE(RequestParams, flags, ucp_request_param_t, flags);
-SAME_PLACE(RequestParams, callback, ucp_request_param_t, cb);
-SAME_PLACE(RequestParams, user_data, ucp_request_param_t, user_data);
-SAME_PLACE(RequestParams, memory, ucp_request_param_t, memh);
-SAME_VALUE(RequestParams::kCallback, UCP_OP_ATTR_FIELD_CALLBACK);
-SAME_VALUE(RequestParams::kUserData, UCP_OP_ATTR_FIELD_USER_DATA);
-SAME_VALUE(RequestParams::kFlags, UCP_OP_ATTR_FIELD_FLAGS);
-SAME_VALUE(RequestParams::kMemoryHandle, UCP_OP_ATTR_FIELD_MEMH);
-SAME_VALUE(RequestParams::kCloseByForce, UCP_EP_CLOSE_FLAG_FORCE);
-SAME_PLACE(RequestParams, datatype, ucp_request_param_t, datatype);
-SAME_VALUE(RequestParams::kDatatype, UCP_OP_ATTR_FIELD_DATATYPE);
-SAME_VALUE(RequestParams::kRendezvous, UCP_AM_SEND_FLAG_RNDV);
+SAME_PLACES(RequestParams, ucp_request_param_t, (field_mask, op_attr_mask), (flags, flags), (callback, cb),
+            (user_data, user_data), (memory, memh));
+SAME_VALUES((RequestParams::kCallback, UCP_OP_ATTR_FIELD_CALLBACK),
+            (RequestParams::kUserData, UCP_OP_ATTR_FIELD_USER_DATA),
+            (RequestParams::kFlags, UCP_OP_ATTR_FIELD_FLAGS),
+            (RequestParams::kMemoryHandle, UCP_OP_ATTR_FIELD_MEMH),
+            (RequestParams::kCloseByForce, UCP_EP_CLOSE_FLAG_FORCE));
+SAME_PLACES(RequestParams, ucp_request_param_t, (datatype, datatype));
+SAME_VALUES((RequestParams::kDatatype, UCP_OP_ATTR_FIELD_DATATYPE),
+            (RequestParams::kRendezvous, UCP_AM_SEND_FLAG_RNDV));
 static_assert(abi::RequestParams::kIov == ucp_dt_make_iov());
 static_assert(offsetof(iovec, iov_base) == offsetof(ucp_dt_iov_t, buffer) &&
               offsetof(iovec, iov_len) == offsetof(ucp_dt_iov_t, length) &&
               sizeof(iovec) == sizeof(ucp_dt_iov_t));
 
-SAME_VALUE(ContextParams::kActiveMessages, UCP_FEATURE_AM);
-SAME_PLACE(MessageParams, attributes, ucp_am_recv_param_t, recv_attr);
-SAME_VALUE(MessageParams::kIsRendezvous, UCP_AM_RECV_ATTR_FLAG_RNDV);
-SAME_PLACE(HandlerParams, id, ucp_am_handler_param_t, id);
-SAME_PLACE(HandlerParams, flags, ucp_am_handler_param_t, flags);
-SAME_PLACE(HandlerParams, callback, ucp_am_handler_param_t, cb);
-SAME_PLACE(HandlerParams, argument, ucp_am_handler_param_t, arg);
-SAME_VALUE(HandlerParams::kId, UCP_AM_HANDLER_PARAM_FIELD_ID);
-SAME_VALUE(HandlerParams::kFlags, UCP_AM_HANDLER_PARAM_FIELD_FLAGS);
-SAME_VALUE(HandlerParams::kCallback, UCP_AM_HANDLER_PARAM_FIELD_CB);
-SAME_VALUE(HandlerParams::kArgument, UCP_AM_HANDLER_PARAM_FIELD_ARG);
-SAME_VALUE(HandlerParams::kWholeMessage, UCP_AM_FLAG_WHOLE_MSG);
+SAME_VALUES((ContextParams::kActiveMessages, UCP_FEATURE_AM));
+SAME_PLACES(MessageParams, ucp_am_recv_param_t, (attributes, recv_attr));
+SAME_VALUES((MessageParams::kIsRendezvous, UCP_AM_RECV_ATTR_FLAG_RNDV));
+SAME_PLACES(HandlerParams, ucp_am_handler_param_t, (id, id), (flags, flags), (callback, cb), (argument, arg));
+SAME_VALUES((HandlerParams::kId, UCP_AM_HANDLER_PARAM_FIELD_ID),
+            (HandlerParams::kFlags, UCP_AM_HANDLER_PARAM_FIELD_FLAGS),
+            (HandlerParams::kCallback, UCP_AM_HANDLER_PARAM_FIELD_CB),
+            (HandlerParams::kArgument, UCP_AM_HANDLER_PARAM_FIELD_ARG),
+            (HandlerParams::kWholeMessage, UCP_AM_FLAG_WHOLE_MSG));
 
 TEST(statuses_in_pointers) {
   CHECK(!abi::is_error(nullptr));

@@ -39,16 +39,8 @@ Subject faulty_ucx() { return with_faults(ucx_tcp(), "again=0.3,delay=0.3,reorde
 CONFORMANCE(ucx_tcp)
 CONFORMANCE(ucx_one_at_a_time)
 CONFORMANCE(faulty_ucx)
-#define WITHOUT_ENDS(subject)                                            \
-  CONFORMANCE_PROMISE(subject, every_byte_arrives_and_no_other_changes)  \
-  CONFORMANCE_PROMISE(subject, programs_of_every_kind_arrive)            \
-  CONFORMANCE_PROMISE(subject, post_accepts_a_prefix_and_the_rest_later) \
-  CONFORMANCE_PROMISE(subject, transfers_in_both_directions_do_not_mix)  \
-  CONFORMANCE_PROMISE(subject, a_fence_that_moved_is_noticed)            \
-  CONFORMANCE_PROMISE(subject, mistakes_complete_and_harm_nobody)        \
-  CONFORMANCE_PROMISE(subject, pieces_without_bytes_complete)            \
-  CONFORMANCE_PROMISE(subject, what_is_detached_is_not_read)             \
-  CONFORMANCE_PROMISE(subject, descriptors_are_given_back)               \
+#define WITHOUT_ENDS(subject)                       \
+  FABRIC_WITHOUT_ENDS(CONFORMANCE_PROMISE, subject) \
   CONFORMANCE_PROMISE(subject, an_idle_rail_asks_for_nothing)
 WITHOUT_ENDS(ucx_reads)
 WITHOUT_ENDS(ucx_reads_one)

@@ -84,23 +84,19 @@ struct Expected {
   std::string distances = {};  // of all rails; "": not checked
 };
 
-struct Machine {
+struct Shown {
   std::string fixture;
   std::size_t num_nics, num_gpus, num_nodes;
   std::string left;
-  std::vector<Expected> expected;
 };
+struct Machine : Shown { std::vector<Expected> expected; };
 
 MemoryPlace gpu(std::string address) { return MemoryPlace::on_gpu(std::move(address)); }
 MemoryPlace node(int number) { return MemoryPlace::on_node(number); }
 
 const std::vector<Machine>& machines() {
   static const std::vector<Machine> all = {
-      {"dgx_h100",
-       12,
-       8,
-       2,
-       "mlx5_2:1 mlx5_8:1",
+      {{"dgx_h100", 12, 8, 2, "mlx5_2:1 mlx5_8:1"},
        {{gpu("0000:1b:00.0"), "mlx5_0:1 PXB", 0, "PXB NODE NODE NODE NODE SYS SYS SYS SYS SYS"},
         {gpu("0000:43:00.0"), "mlx5_3:1 PXB"},
         {gpu("0000:52:00.0"), "mlx5_4:1 PXB"},
@@ -112,11 +108,7 @@ const std::vector<Machine>& machines() {
         {node(0), "mlx5_0:1 mlx5_1:1 mlx5_3:1 mlx5_4:1 mlx5_5:1 NODE", 0,
          "NODE NODE NODE NODE NODE SYS SYS SYS SYS SYS"},
         {node(1), "mlx5_6:1 mlx5_7:1 mlx5_9:1 mlx5_10:1 mlx5_11:1 NODE"}}},
-      {"hgx_b200",
-       8,
-       8,
-       4,
-       "",
+      {{"hgx_b200", 8, 8, 4, ""},
        {{gpu("0000:1b:00.0"), "mlx5_0:1 PIX", 0, "PIX NODE SYS SYS SYS SYS SYS SYS"},
         {gpu("0000:3d:00.0"), "mlx5_1:1 PIX"},
         {gpu("0000:4e:00.0"), "mlx5_2:1 PIX"},
@@ -129,42 +121,26 @@ const std::vector<Machine>& machines() {
         {node(1), "mlx5_2:1 mlx5_3:1 NODE"},
         {node(2), "mlx5_4:1 mlx5_5:1 NODE"},
         {node(3), "mlx5_6:1 mlx5_7:1 NODE"}}},
-      {"two_nics",
-       2,
-       0,
-       2,
-       "",
+      {{"two_nics", 2, 0, 2, ""},
        {{node(0), "mlx5_0:1 NODE", 0, "NODE SYS"},
         {node(1), "mlx5_1:1 NODE", 0, "NODE SYS"},
         {node(kNoNode), "mlx5_0:1 mlx5_1:1 unknown", 0, "unknown unknown"},
         {node(7), "mlx5_0:1 mlx5_1:1 SYS"},
         {gpu("0000:01:00.0"), "mlx5_0:1 mlx5_1:1 unknown"}}},
-      {"cloud_vm", 1, 0, 1, "", {{node(0), "mlx5_0:1 NODE"}, {node(kNoNode), "mlx5_0:1 unknown"}}},
-      {"numa_decides",
-       4,
-       4,
-       2,
-       "",
+      {{"cloud_vm", 1, 0, 1, ""}, {{node(0), "mlx5_0:1 NODE"}, {node(kNoNode), "mlx5_0:1 unknown"}}},
+      {{"numa_decides", 4, 4, 2, ""},
        {{gpu("0000:01:00.0"), "mlx5_0:1 mlx5_1:1 NODE", 0, "NODE NODE SYS SYS"},
         {gpu("0000:21:00.0"), "mlx5_0:1 mlx5_1:1 NODE", 1},
         {gpu("0000:81:00.0"), "mlx5_2:1 mlx5_3:1 NODE", 0},
         {gpu("0000:a1:00.0"), "mlx5_2:1 mlx5_3:1 NODE", 1},
         {node(0), "mlx5_0:1 mlx5_1:1 NODE"},
         {node(1), "mlx5_2:1 mlx5_3:1 NODE"}}},
-      {"shared_switch",
-       4,
-       4,
-       2,
-       "",
+      {{"shared_switch", 4, 4, 2, ""},
        {{gpu("0000:1a:00.0"), "mlx5_0:1 mlx5_1:1 PIX", 0, "PIX PIX SYS SYS"},
         {gpu("0000:1b:00.0"), "mlx5_0:1 mlx5_1:1 PIX", 1},
         {gpu("0000:9a:00.0"), "mlx5_2:1 mlx5_3:1 PIX", 0},
         {gpu("0000:9b:00.0"), "mlx5_2:1 mlx5_3:1 PIX", 1}}},
-      {"soft_roce",
-       2,
-       0,
-       1,
-       "",
+      {{"soft_roce", 2, 0, 1, ""},
        {{node(0), "rxe0:1 rxe1:1 unknown"}, {gpu("0000:01:00.0"), "rxe0:1 rxe1:1 unknown"}}},
   };
   return all;
@@ -186,34 +162,6 @@ TEST(memory_has_the_rails_that_are_near_it_on_each_machine) {
       CHECK_EQ(choice.turn, expected.turn);
       if (!expected.distances.empty()) CHECK_EQ(distance_words(choice), expected.distances);
     }
-  }
-}
-
-TEST(each_of_eight_gpus_has_a_nic_that_no_other_has) {
-  for (const char* fixture : {"dgx_h100", "hgx_b200"}) {
-    const SysfsTree tree(SysfsTree::fixture(fixture));
-    const Topology topology = read_topology(tree.root());
-    std::vector<std::string> taken;
-    for (const Gpu& each : topology.gpus) {
-      const RailChoice choice = rails_for(topology, gpu(each.address));
-      REQUIRE_EQ(choice.num_near, 1);
-      CHECK(std::find(taken.begin(), taken.end(), choice.rails[0].device) == taken.end());
-      taken.push_back(choice.rails[0].device);
-    }
-    CHECK_EQ(taken.size(), 8);
-  }
-}
-
-TEST(gpus_that_share_rails_begin_with_different_ones) {
-  for (const char* fixture : {"numa_decides", "shared_switch"}) {
-    const SysfsTree tree(SysfsTree::fixture(fixture));
-    const Topology topology = read_topology(tree.root());
-    std::vector<std::string> begun;
-    for (const Gpu& each : topology.gpus) {
-      const RailChoice choice = rails_for(topology, gpu(each.address));
-      begun.push_back(choice.rails[choice.turn].device);
-    }
-    CHECK_EQ(begun, std::vector<std::string>({"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"}));
   }
 }
 

@@ -78,7 +78,7 @@ TEST(a_file_has_one_or_two_secrets_and_is_refused_in_words_otherwise) {
     const Result<Secrets> found = read_secret_file(scene.path.string());
     CHECK_EQ(found.ok(), !secrets.first.empty());
     if (found.ok()) CHECK(found.value() == secrets);
-    if (!found.ok()) CHECK(found.status().message().find(words) != std::string::npos);
+    if (!found.ok()) CHECK_HAS(found.status().message(), words);
   }
 }
 
@@ -128,7 +128,7 @@ TEST(a_file_without_secrets_is_said_once_until_it_has_some) {
       scene.run();
     }
     REQUIRE_EQ(scene.lines.size(), 1);
-    CHECK(scene.lines[0].find("the agent keeps its previous secrets") != std::string::npos);
+    CHECK_HAS(scene.lines[0], "the agent keeps its previous secrets");
     fs::remove(scene.path);
     scene.write(round % 2 == 0 ? kNew : kOld);
     scene.run();

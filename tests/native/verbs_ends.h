@@ -51,8 +51,8 @@ inline End::Make on(const std::string& name, const verbs::Options& options = {},
   };
 }
 
-// As connect_ends, of rails that come up once both ends have heard twice of each other: b's number at a, and a's at b.
-inline std::pair<PeerId, PeerId> connect_both(End& a, End& b) {
+// Lets two ends begin to connect: b's number at a, and a's at b.
+inline std::pair<PeerId, PeerId> dial_both(End& a, End& b) {
   a.completions.clear();
   b.completions.clear();
   auto [left, right] = testing::socket_pair();
@@ -60,6 +60,12 @@ inline std::pair<PeerId, PeerId> connect_both(End& a, End& b) {
   const Result<PeerId> a_at_b = b.transport->connect(std::move(right), {false, 0, "a"});
   REQUIRE_OK(b_at_a);
   REQUIRE_OK(a_at_b);
+  return {b_at_a.value(), a_at_b.value()};
+}
+
+// As connect_ends, of rails that come up once both ends have heard twice of each other: b's number at a, and a's at b.
+inline std::pair<PeerId, PeerId> connect_both(End& a, End& b) {
+  const std::pair<PeerId, PeerId> numbers = dial_both(a, b);
   const auto step = [&] {
     b.step();
     a.step();
@@ -67,7 +73,7 @@ inline std::pair<PeerId, PeerId> connect_both(End& a, End& b) {
   REQUIRE(a.reactor.run_until(step, [&] {
     return a.event(CompletionKind::kRailUp) != nullptr && b.event(CompletionKind::kRailUp) != nullptr;
   }));
-  return {b_at_a.value(), a_at_b.value()};
+  return numbers;
 }
 
 // Registered memory at one end of a rail.

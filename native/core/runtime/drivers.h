@@ -39,7 +39,7 @@
 namespace kvxfer {
 
 // What drivers share, in a program.
-struct Threads {
+struct SystemThreads {
   template <class T>
   using Atomic = std::atomic<T>;
   using Mutex = std::mutex;
@@ -62,7 +62,7 @@ struct Threads {
 };
 
 // `Host` is the Runtime: its gate, its rounds, its clock.
-template <class Host, class Os = Threads>
+template <class Host, class Os = SystemThreads>
 class Drivers {
  public:
   using Bell = typename Os::Bell;
