@@ -159,7 +159,8 @@ Destinations::Choice Destinations::choose_rail(const Destination& destination) {
 void Destinations::flush_credits() {
   for (const TransferKey& key : asking_)
     context_.serve(key.first, [&] {
-      if (Destination* const destination = find(key)) send_credits(*destination);
+      Destination* const destination = find(key);
+      if (destination != nullptr && !destination->to_credit.empty()) send_credits(*destination);
     });
   asking_.clear();
 }
