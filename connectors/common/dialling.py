@@ -25,12 +25,12 @@ _log = logging.getLogger("kvxfer")
 
 _NUM_THREADS: Final = MAX_RANKS
 # 16 of 64: an honest engine's ranks answer within milliseconds, so 64 ranks need four rounds.
-_MOST_OF_REQUEST: Final = 1000
+_MOST_OF_REQUEST: Final = 16
 # One rank for each of a host's 8 GPUs. A host gets twice as many threads, so that two requests can share it.
-_MOST_OF_REQUEST_AT_HOST: Final = 1000
-_MOST_OF_HOST: Final = 1000
+_MOST_OF_REQUEST_AT_HOST: Final = 8
+_MOST_OF_HOST: Final = 16
 # The other 16 are reserved for hosts that have answered before.
-_MOST_OF_STRANGERS: Final = 1000
+_MOST_OF_STRANGERS: Final = 48
 _MAX_KNOWN_HOSTS: Final = 1024
 # Dials that wait for a thread: those of 256 requests of 64 ranks each.
 _MAX_WAITING: Final = 16384

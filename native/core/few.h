@@ -26,7 +26,7 @@ class Few {
   std::size_t size() const noexcept { return size_; }
   bool empty() const noexcept { return size_ == 0; }
 
-  void push_back(const T& item) {
+  void push_back(T item) {
     if (size_ == room_) grow(2 * room_);
     items_[size_++] = item;
   }

@@ -404,7 +404,7 @@ TEST(a_fence_word_that_moved_on_ends_the_lease) {
     CHECK(says({ended.code, ended.detail}, "b ended the right to read"));
   }
   CHECK_EQ(ask(FenceTable::kNumSlots, 0).code, Code::kInternal);
-  // More pieces than places for their words.
+  // Many pieces at a time.
   std::vector<Work> many = rails.some_works(2000, 1);
   for (Work& work : many) work = with_fence(work, 1, rails.src.fences->generation(1));
   rails.post(many);

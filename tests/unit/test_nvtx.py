@@ -83,8 +83,8 @@ def ranges(tool: str, recording: Path, *transports: str) -> Counter[str]:
     ("transports", "moved"),
     [
         (("tcp",), {"send tcp": 1, "receive tcp": 1}),
-        (("shm",), {"fetch shm": 1, "check fence shm": 1}),
-        (("loopback",), {"fetch loopback": 1, "check fence loopback": 1}),
+        (("shm",), {"fetch shm": 1}),
+        (("loopback",), {"fetch loopback": 1}),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

@@ -162,7 +162,11 @@ void Destinations::flush_credits() {
       Destination* const destination = find(key);
       if (destination != nullptr && !destination->to_credit.empty()) send_credits(*destination);
     });
-  asking_.clear();
+  // Those that memory was lacking for ask in the next round.
+  std::erase_if(asking_, [this](const TransferKey& key) {
+    const Destination* const destination = find(key);
+    return destination == nullptr || destination->to_credit.empty();
+  });
 }
 
 // One frame names a run of neighbours.
@@ -203,9 +207,10 @@ void Destinations::completed(const Rails::Completed& work, const Completion& com
     case Code::kOk: piece_in(destination, work.piece); break;
     case Code::kLeaseEnded:
       if (work.kind == WorkKind::kFetch) {
-        ++context_.stats.fences_stale;
-        // The source says why, in a frame that may come later than its word was read.
         if (std::exchange(destination.is_stale, true)) break;
+        ++context_.stats.fences_stale;
+        rails_.stop(destination);
+        // The source says why, in a frame that may come later than its word was read.
         const Time due = time_after(context_.now, kWordNs);
         if (due < Timers::at(destination.timer)) destination.set_timer(context_.timers, due);
         break;
@@ -253,7 +258,7 @@ void Destinations::land(Destination& destination, wire::ByteSpan pages) {
 }
 
 void Destinations::redo(Destination& destination, std::uint32_t piece) {
-  if (destination.arrivals.has(piece)) return;
+  if (destination.arrivals.has(piece) || destination.is_stale) return;
   ++context_.stats.pieces_redone;
   if (!destination.arrivals.redo(piece))
     return fail(destination, TransferEvent::kFail,

@@ -20,7 +20,7 @@ class FenceWords {
 
   static Result<std::unique_ptr<FenceWords>> create(Register register_memory, const FenceTable& table) {
     std::unique_ptr<FenceWords> words(new FenceWords(std::move(register_memory), table));
-    for (std::uint32_t place = kMostQuestions; place-- > 0;) words->free_.push_back(place);
+    for (std::uint32_t place = kMostFetches; place-- > 0;) words->free_.push_back(place);
     LocalRegion region;
     region.base = reinterpret_cast<std::byte*>(words->landed_.data());
     region.spans = {{0, words->landed_.size() * sizeof(std::uint64_t)}};
@@ -45,7 +45,7 @@ class FenceWords {
     return shared_.get();
   }
 
-  // ---- peers' words: a place for each question that is under way
+  // ---- peers' words: a place for each fetch that is under way
   bool has_room() const noexcept { return !free_.empty(); }
   std::uint32_t take() noexcept {
     const std::uint32_t place = free_.back();
@@ -63,15 +63,16 @@ class FenceWords {
   }
   std::uint64_t value(std::uint32_t place) const noexcept { return landed_[place]; }
   // A place for a packet whose bytes are not looked at.
-  auto nowhere() const noexcept { return target(kMostQuestions); }
+  auto nowhere() const noexcept { return target(kMostFetches); }
 
  private:
-  // A question takes about as long as a page, so few are under way at once; further ones wait for a place.
-  static constexpr std::uint32_t kMostQuestions = 512;
+  // More than the engine has under way (256 pieces of each of 8 classes), and as many again: what was cancelled
+  // has its place until it ends, which a peer may delay. A queue pair has 64.
+  static constexpr std::uint32_t kMostFetches = 4096;
   static constexpr std::uint32_t kPacketWords = 4096 / sizeof(std::uint64_t);  // of the largest packet
 
   FenceWords(Register register_memory, const FenceTable& table)
-      : register_(std::move(register_memory)), table_(table), landed_(kMostQuestions + kPacketWords) {}
+      : register_(std::move(register_memory)), table_(table), landed_(kMostFetches + kPacketWords) {}
 
   const Register register_;
   const FenceTable& table_;

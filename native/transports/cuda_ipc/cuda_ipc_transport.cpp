@@ -285,8 +285,10 @@ void CudaIpcTransport::land() noexcept {
     Peer& peer = *find(flight->peer);
     // As in shm: the kernel read the pages, and its end was acquired.
     const bool is_stale = flight->is_done && !peer.gone && !peer.fences.say_it_holds(flight->fence);
+    // Of a source that is gone the word says nothing: it holds for ever.
+    const bool is_lost = !flight->is_done || (peer.down && !peer.gone);
     for (const WorkId work : flight->works)
-      if (!flight->is_done)
+      if (is_lost)
         end_work(work, Code::kRailFailed, lost_why_);
       else if (is_stale)
         end_stale(peer, work);
