@@ -98,11 +98,14 @@ bool Runtime::round(bool look) {
     sockets_quiet_ = !reactor_.run();
     more = more || !sockets_quiet_;
   }
-  const Time at = now();
+  Time at = now();
   connections_.leave_quiet_rings(at);
   if (connections_.has_failed_rails()) connections_.tell_failed_rails(at);
   more = rails_.poll(at, *engine_) || more;
-  if (!triggers_.empty()) more = triggers_.look(*engine_, at) || more;
+  if (!triggers_.empty() && triggers_.look(*engine_, at)) {
+    more = true;
+    at = now();  // what a store let go begins after that store
+  }
   if (!commands_.empty()) more = commands_.look(*engine_, at) || more;
   if (next_deadline() <= at) more = check_deadlines(at) || more;
   engine_->pump(at);
