@@ -166,8 +166,8 @@ inline constexpr int kPciBus = 33, kPciDevice = 34, kPciDomain = 50;  // CU_DEVI
 inline constexpr int kFlushOptions = 117;  // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS
 inline constexpr int kFlushByHost = 1;  // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST
 inline constexpr int kWritesOrdering = 118;  // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
-// CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER, and the scope of that name.
-inline constexpr int kSeenByOwner = 100;
+inline constexpr int kSeenByOwner =
+    100;  // CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER, and the scope of that name
 inline constexpr int kDmabufSupported = 124;  // CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
 inline constexpr int kDmabufHandle = 1;  // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 inline constexpr int kMaxDynamicSharedNbytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

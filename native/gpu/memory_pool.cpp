@@ -91,8 +91,8 @@ Status MemoryPool::free(Address address) {
     return {Code::kInvalidArgument,
             "the pool of GPU " + std::to_string(device_index_) +
                 " has not allocated this memory, or has freed it already: nothing was done"};
-  // Unmapping does not wait, and a kernel that still uses the memory would fault.
-  driver_.context_synchronize();
+  driver_
+      .context_synchronize();  // unmapping does not wait, and a kernel that still uses the memory would fault
   unmap(address, found->second);
   allocated_.erase(found);
   return {};
