@@ -339,6 +339,28 @@ TEST(its_expiry_fences_all_its_readers_though_they_live) {
       {Code::kLeaseEnded}, kSecond, 200 * kMillisecond);
 }
 
+// The source's word says that the right is over, and its frame never comes.
+TEST(a_reader_that_hears_no_reason_ends_by_the_fence_word_alone) {
+  std::size_t num_stale = 0;
+  for (std::uint64_t i = 0; i < 20; ++i) {
+    Readers all({one_sided_rail()}, check::seed() * 1000 + i, 1);
+    Node& reader = *all.readers[0]->node;
+    const LeaseId lease = all.grant();
+    const auto handle = all.read(*all.readers[0], lease);
+    REQUIRE(all.until_midway());
+    all.world.partition(all.src, reader, false);
+    all.src.revoke(lease);
+    // Sooner than a peer counts as silent.
+    REQUIRE(all.world.until([&] { return handle->outcome() != Outcome::kPending; }, 200 * kMillisecond));
+    if (handle->outcome() == Outcome::kDone) continue;
+    ++num_stale;
+    CHECK_EQ(handle->status().code(), Code::kLeaseEnded);
+    CHECK_EQ(reader.engine().stats().fences_stale, 1u);
+    CHECK_EQ(reader.engine().num_transfers(), 0);
+  }
+  CHECK(num_stale >= 10);
+}
+
 TEST(its_agents_end_is_its_end) {
   on_every_rail_of_readers([](Readers& all) {
     const LeaseId lease = all.grant();
