@@ -52,6 +52,62 @@ class PoolMemory:
     def array(self) -> NDArray[np.uint8]:
         """All bytes, writable, no copy; keeps this object alive."""
 
+PAGE_FILE_BLOCK_NBYTES: int
+
+#: What a call of `PageFiles` answers.
+PageAnswer = Literal["begun", "there", "missing", "no-room", "busy", "out", "too-slow"]
+#: How what it began has ended.
+PageEnd = Literal["done", "gone", "damaged", "failed", "out"]
+
+class PageFiles:
+    """Pages in the files of a directory, which outlive the process: a tier of the daemon's page store.
+
+    Its threads do the I/O; no call waits for the disk except making it and `close`. A call that answers
+    ``"begun"`` has its ticket in `take_ended` later; until then its memory must stay.
+
+    Raises
+    ------
+    NativeError
+        ``refused``: another process has the directory, or it is of another format or user. ``system``: a
+        system call failed.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        nbytes: int,
+        tenant_of_salt: list[int],
+        num_threads: int = 16,
+        stalled_s: float = 5.0,
+        retry_s: float = 5.0,
+    ) -> None: ...
+    @property
+    def event_fd(self) -> int:
+        """Readable when `take_ended` has something."""
+    @property
+    def is_direct(self) -> bool: ...
+    @property
+    def why_not_direct(self) -> str: ...
+    def write(
+        self, digest: bytes, salt: int, key: str, address: int, nbytes: int, durable: bool, ticket: int
+    ) -> PageAnswer: ...
+    def read(
+        self, digest: bytes, address: int, nbytes: int, worth_s: float, ticket: int
+    ) -> PageAnswer: ...
+    def drop(self, digest: bytes, ticket: int) -> PageAnswer: ...
+    def look_up(self, digests: bytes, counts: bool) -> bytes:
+        """One byte for each digest of 16 bytes: whether its page is there."""
+    def take_ended(self) -> tuple[list[tuple[int, PageEnd, int]], list[tuple[bytes, int]]]:
+        """(ticket, how, errno) of what has ended, and (digest, salt) of evicted pages."""
+    def set_tenant(self, salt: int, tenant: int) -> None: ...
+    def set_bound(self, tenant: int, most_nbytes: int) -> None: ...
+    def tenant_nbytes(self, tenant: int) -> int: ...
+    def read_s(self, nbytes: int) -> float:
+        """How long reading one more page would take, by what is known of the disk."""
+    def figures(self) -> dict[str, Any]: ...
+    def close(self, within_s: float) -> bool:
+        """Whether no read or write is left inside the disk; else the memory of all of them must stay."""
+
 class Handle:
     """One end of a transfer, or an expectation (the receiver's handle for blocks that peers write)."""
 

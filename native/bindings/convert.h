@@ -127,6 +127,7 @@ CopyProgram to_program(std::uint32_t num_layers, nb::handle loops, nb::handle co
 // plan.expand, execute, pack, unpack, convert: run a program by itself, for tests and explanations.
 void define_agent_core(nb::module_& module);
 void define_pool_memory(nb::module_& module);
+void define_page_files(nb::module_& module);
 void define_raw_agent(nb::module_& module);
 void define_execution(nb::module_& module);
 

@@ -81,6 +81,7 @@ NB_MODULE(_native, m) {
   m.attr("CODES") = codes;
 
   define_pool_memory(m);
+  define_page_files(m);
   define_trigger(m);
   define_command_ring(m);
   define_transfer(m);
