@@ -55,6 +55,10 @@ def serve(
         str, typer.Option(metavar="URL", help="Directory of its own agent: etcd://..., or a daemon's URL.")
     ] = "",
     pool_gib: Annotated[float, typer.Option(min=0.0, help="Size of the host pool of pages.")] = 0.0,
+    pages_dir: Annotated[
+        Path | None, typer.Option(help="Directory on a local disk: its pages outlive the daemon.")
+    ] = None,
+    pages_gib: Annotated[float, typer.Option(min=0.0, help="What pages may take in --pages-dir.")] = 0.0,
     allow: Annotated[
         str | None,
         typer.Option(
@@ -127,6 +131,8 @@ def serve(
                 secret=secret_file,
                 directory=directory,
                 pool_gib=pool_gib,
+                pages_dir=pages_dir,
+                pages_gib=pages_gib,
                 allow=None if allow is None else _names(allow),
                 require=_names(require),
                 own_agent=own_agent,

@@ -77,6 +77,9 @@ class ServeOptions:
         not start.
     pool_gib
         Size of the host pool; 0 for none.
+    pages_dir, pages_gib
+        A directory on a local disk in which the pool's pages are also kept, so that they outlive the daemon,
+        and the most that they take there; None for none.
     allow
         Hosts that requests may make it dial; None for this host and private networks.
     require
@@ -110,6 +113,8 @@ class ServeOptions:
     secret: SecretOption | None = field(default=None, repr=False)
     directory: str = ""
     pool_gib: float = 0.0
+    pages_dir: Path | None = None
+    pages_gib: float = 0.0
     allow: tuple[str, ...] | None = None
     require: tuple[str, ...] = ()
     own_agent: bool = True
@@ -226,6 +231,10 @@ async def serve(
     if options.tls is not None:
         await asyncio.to_thread(check_files, options.tls)
     _require_room(options.pool_gib)
+    if (options.pages_dir is None) != (options.pages_gib == 0) or options.pages_gib < 0:
+        raise invalid("--pages-dir and --pages-gib belong together: a directory, and how much it may take")
+    if options.pages_dir is not None and not options.pool_gib:
+        raise invalid("--pages-dir needs --pool-gib: pages pass through memory")
     runtime = _runtime_folder() if options.runtime is None else _absolute(options.runtime)
     node = options.node or platform.node() or "node"
     spans = Spans(node, options.otlp) if options.otlp else None
@@ -370,9 +379,18 @@ async def _add_own(
     if options.pool_gib > 0:
         from kvxfer.control.host_pool.page_pool import PagePool
 
+        files = None
+        if options.pages_dir is not None:
+            from kvxfer.control.host_pool.file_tier import FileTier
+
+            nbytes = int(options.pages_gib * 2**30)
+            files = await FileTier.open(
+                options.pages_dir, nbytes, daemon.on_files_evicted, daemon.on_files_state
+            )
         pool = PagePool(
             own,
             int(options.pool_gib * 2**30),
+            files=files,
             granter=daemon.links,
             on_parked=daemon.on_parked,
             on_dropped=daemon.on_dropped,

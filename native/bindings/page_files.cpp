@@ -93,6 +93,9 @@ class PyPageFiles {
   const char* drop(const nb::bytes& digest, std::uint64_t ticket) {
     return name_of(files_->drop(to_digest(digest), to_ticket(ticket)));
   }
+  const char* sync(const nb::bytes& digest, std::uint64_t ticket) {
+    return name_of(files_->sync(to_digest(digest), to_ticket(ticket)));
+  }
   nb::bytes look_up(const nb::bytes& digests, bool counts) {
     if (digests.size() % sizeof(PageDigest) != 0)
       raise({Code::kInvalidArgument, "a page's digest has 16 bytes"});
@@ -185,6 +188,7 @@ void define_page_files(nb::module_& m) {
            "ticket"_a)
       .def("read", &PyPageFiles::read, "digest"_a, "address"_a, "nbytes"_a, "worth_s"_a, "ticket"_a)
       .def("drop", &PyPageFiles::drop, "digest"_a, "ticket"_a)
+      .def("sync", &PyPageFiles::sync, "digest"_a, "ticket"_a)
       .def("look_up", &PyPageFiles::look_up, "digests"_a, "counts"_a)
       .def("take_ended", &PyPageFiles::take_ended)
       .def("set_tenant", &PyPageFiles::set_tenant, "salt"_a, "tenant"_a)

@@ -38,6 +38,9 @@ class DirectFiles final : public Files {
   // Why pages go through the page cache; "" if they do not.
   const std::string& why_not_direct() const noexcept { return why_not_direct_; }
 
+  // Another process may have the directory; nothing of it runs here any more.
+  void unlock() noexcept { lock_.reset(); }
+
   // Gives the heads of each segment that there is, in one piece.
   Status read_all_heads(const std::function<void(std::uint32_t, std::span<const std::byte>)>& each) const;
 

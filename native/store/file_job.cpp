@@ -35,6 +35,7 @@ int run(FileJob& job, Files& files) {
     case FileJob::Kind::kWrite: return write(job, files);
     case FileJob::Kind::kRead: return read(job, files);
     case FileJob::Kind::kErase: return erase_head(job, files);
+    case FileJob::Kind::kSync: return 0;
     case FileJob::Kind::kProbe: return files.probe();
   }
   return 0;

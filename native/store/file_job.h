@@ -25,7 +25,7 @@ class Files {
 };
 
 struct FileJob {
-  enum class Kind : std::uint8_t { kCut, kWrite, kRead, kErase, kProbe };
+  enum class Kind : std::uint8_t { kCut, kWrite, kRead, kErase, kSync, kProbe };
 
   Kind kind = Kind::kProbe;
   bool durable = false;  // ends when a loss of power would not undo it

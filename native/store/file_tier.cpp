@@ -102,6 +102,18 @@ FileTier::Answer FileTier::drop(const PageDigest& digest, std::uint64_t ticket, 
   return Answer::kBegun;
 }
 
+FileTier::Answer FileTier::sync(const PageDigest& digest, std::uint64_t ticket, std::uint64_t now) {
+  tick(now);
+  const SlotIndex::Ref ref = index_.find(digest);
+  if (ref == SlotIndex::kNone) return Answer::kMissing;
+  if (health_ != Health::kUp) return ++counts_.refused_out, Answer::kOut;
+  index_.hold(ref);
+  auto job = make_job(FileJob::Kind::kSync, ref, ticket, now);
+  job->durable = true;
+  writes_.push_back(std::move(job));
+  return Answer::kBegun;
+}
+
 void FileTier::tick(std::uint64_t now) {
   if (health_ != Health::kOut) {
     for (const auto& job : running_) {
@@ -163,6 +175,7 @@ void FileTier::done(FileJob* ended, std::uint64_t now) {
     case FileJob::Kind::kWrite: write_done(*job, now); break;
     case FileJob::Kind::kRead: read_done(*job, now); break;
     case FileJob::Kind::kErase: erase_done(*job); break;
+    case FileJob::Kind::kSync: sync_done(*job, job->error == 0 ? End::kDone : End::kFailed, now); break;
     case FileJob::Kind::kProbe:
       is_probing_ = false;
       probe_at_ns_ = now + options_.retry_ns;
@@ -246,6 +259,11 @@ void FileTier::read_done(FileJob& job, std::uint64_t now) {
   release(job.ref, now);
 }
 
+void FileTier::sync_done(FileJob& job, End how, std::uint64_t now) {
+  end(job.ticket, how == End::kDone && index_.is_dropped(job.ref) ? End::kGone : how, job.error);
+  release(job.ref, now);
+}
+
 void FileTier::release(SlotIndex::Ref ref, std::uint64_t now) {
   index_.release(ref);
   if (index_.is_leaving(ref)) erase(ref, take_drop(ref), now);
@@ -325,6 +343,8 @@ void FileTier::fail_waiting(std::uint64_t now) {
   for (auto& job : std::exchange(writes_, {})) {
     if (job->kind == FileJob::Kind::kWrite) {
       fail_write(*job, End::kOut, 0, now);
+    } else if (job->kind == FileJob::Kind::kSync) {
+      sync_done(*job, End::kOut, now);
     } else if (job->kind == FileJob::Kind::kCut) {
       job->error = EIO;
       cut_done(*job, now);

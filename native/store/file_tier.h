@@ -86,6 +86,8 @@ class FileTier {
               std::uint64_t ticket, std::uint64_t now);
   // From now on the page is not found. When the ticket has ended, nobody reads it, and no restart finds it.
   Answer drop(const PageDigest& digest, std::uint64_t ticket, std::uint64_t now);
+  // A page that is there is durable when the ticket has ended.
+  Answer sync(const PageDigest& digest, std::uint64_t ticket, std::uint64_t now);
   // Takes a tier out whose oldest job has stood still for too long.
   void tick(std::uint64_t now);
 
@@ -139,6 +141,7 @@ class FileTier {
   void write_done(FileJob& job, std::uint64_t now);
   void fail_write(FileJob& job, End how, int error, std::uint64_t now);
   void read_done(FileJob& job, std::uint64_t now);
+  void sync_done(FileJob& job, End how, std::uint64_t now);
   void release(SlotIndex::Ref ref, std::uint64_t now);
   void erase(SlotIndex::Ref ref, std::uint64_t ticket, std::uint64_t now);
   void erase_done(FileJob& job);

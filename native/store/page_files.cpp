@@ -122,6 +122,7 @@ bool PageFiles::close(std::uint64_t within_ns) {
   state_->work.notify_all();
   state_->ended.wait_for(locked, std::chrono::nanoseconds(within_ns),
                          [this] { return state_->num_threads == 0; });
+  if (idle) state_->files->unlock();
   return idle;
 }
 
@@ -154,13 +155,23 @@ FileTier::Answer PageFiles::drop(const PageDigest& digest, std::uint64_t ticket)
   return answer;
 }
 
+FileTier::Answer PageFiles::sync(const PageDigest& digest, std::uint64_t ticket) {
+  const std::lock_guard locked(state_->lock);
+  const FileTier::Answer answer = state_->tier.sync(digest, ticket, State::now());
+  state_->tell();
+  state_->work.notify_one();
+  return answer;
+}
+
 std::vector<bool> PageFiles::look_up(std::span<const PageDigest> digests, bool counts) {
   std::vector<bool> there(digests.size());
   const std::lock_guard locked(state_->lock);
   for (std::size_t i = 0; i < digests.size(); ++i) {
-    there[i] = state_->tier.health() != FileTier::Health::kOut &&
-               state_->tier.index().find(digests[i]) != SlotIndex::kNone;
-    if (counts) state_->tier.count_look_up(there[i]);
+    const SlotIndex::Ref ref = state_->tier.index().find(digests[i]);
+    there[i] = state_->tier.health() != FileTier::Health::kOut && ref != SlotIndex::kNone;
+    if (!counts) continue;
+    state_->tier.count_look_up(there[i]);
+    if (there[i]) state_->tier.index().touch(ref);
   }
   return there;
 }

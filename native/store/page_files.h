@@ -53,8 +53,9 @@ class PageFiles {
                          std::span<std::byte> page, bool durable, std::uint64_t ticket);
   FileTier::Answer read(const PageDigest& digest, std::span<std::byte> page, std::uint64_t worth_ns,
                         std::uint64_t ticket);
+  FileTier::Answer sync(const PageDigest& digest, std::uint64_t ticket);
   FileTier::Answer drop(const PageDigest& digest, std::uint64_t ticket);
-  // For each digest whether its page is there; this counts as a look-up if it is told to.
+  // For each digest whether its page is there; `counts`: as a look-up, and as a use of what is there.
   std::vector<bool> look_up(std::span<const PageDigest> digests, bool counts);
   void set_tenant(std::uint32_t salt, std::uint32_t tenant);
   void set_bound(std::uint32_t tenant, std::uint64_t most_nbytes);

@@ -186,19 +186,23 @@ class NodeDaemon:
 
     async def on_parked(self, keys: list[PageKey]) -> None:
         """Stores the keys of pages before the pages are acknowledged."""
-        from kvxfer.control.host_pool.page_desk import digest_of_key
-
-        await self.store.add_parked([digest_of_key(key) for key in keys])
+        await self.store.add_parked([key.digest() for key in keys])
 
     def on_dropped(self, keys: list[PageKey], why: str) -> None:
         """Forgets the keys of pages that are gone."""
-        from kvxfer.control.host_pool.page_desk import digest_of_key
-
-        self.store.drop_parked([digest_of_key(key) for key in keys])
+        self.store.drop_parked([key.digest() for key in keys])
         if why == "evicted":
             for tenant in {key.tenant for key in keys}:
                 count = sum(key.tenant == tenant for key in keys)
                 self.note("pages.evicted", {"tenant": tenant, "keys": count}, tenant)
+
+    def on_files_evicted(self, digests: list[bytes]) -> None:
+        """Forgets pages that files had to make room for."""
+        self.store.drop_parked(digests)
+
+    def on_files_state(self, state: str, why: str) -> None:
+        """Tells watchers that the pages' disk went out, or came back."""
+        self.note("pages.files", {"state": state, "why": why})
 
     async def end_own(self) -> None:
         """Ends its own agents, while REST still answers: their directory may be this daemon's. Idempotent."""

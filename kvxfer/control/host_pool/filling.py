@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from kvxfer.control.host_pool.file_tier import FileTier
 from kvxfer.control.host_pool.page import Page, PageKey
 from kvxfer.control.host_pool.page_index import PageIndex
 from kvxfer.control.host_pool.page_news import PageNews
@@ -16,7 +17,10 @@ from kvxfer.control.host_pool.pool_jobs import PoolJobs
 from kvxfer.control.host_pool.pool_regions import PoolRegions
 from kvxfer.control.host_pool.time_left import TimeLeft
 from kvxfer.control.own.own_agent import OwnAgent
+from kvxfer.errors import ExhaustedError
+from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.lease_token import LeaseToken
+from kvxfer.log import logger
 from kvxfer.transfer import Transfer
 
 
@@ -39,6 +43,7 @@ class Filling:
         self._jobs = jobs
         self._news = news
         self._ended: dict[PageKey, asyncio.Event] = {}
+        self._loading: set[PageKey] = set()  # from files, and not dropped meanwhile
 
     def __len__(self) -> int:
         return len(self._ended)
@@ -100,6 +105,60 @@ class Filling:
                 if is_announced:
                     self._news.dropped(keys, "dropped")
                 self._jobs.after(transfer, partial(self._abort, pages))
+
+    async def load(self, files: FileTier, keys: Sequence[PageKey], layout: KVLayout, left: TimeLeft) -> None:
+        """Reads pages from files into places of the pool; those that come back whole are parked again.
+
+        A page that does not is gone. When there is no room for all of them, none is read. Pages that others
+        are reading are waited for.
+
+        Parameters
+        ----------
+        keys
+            Distinct, of one layout; of those that are parked, nothing is done.
+        layout
+            Of the pages.
+        """
+        now = time.monotonic()
+        try:
+            reserved = self._index.reserve(keys, self._regions.page_nbytes(layout), now)
+        except ExhaustedError as error:
+            logger().info("kvxfer: %d pages stay in files: %s", len(keys), error)
+            return
+        others = self.of(reserved.parking)
+        if reserved.pages:
+            self._ended.update((page.key, asyncio.Event()) for page in reserved.pages)
+            self._loading.update(page.key for page in reserved.pages)
+            loading = self._jobs.finish(self._load(files, reserved.pages, layout))
+            self._news.dropped(reserved.evicted, "evicted")
+            self._regions.keep(self._index.layouts)
+            await left.wait(asyncio.shield(loading), "the pages were read from files")
+        for other in others:
+            await left.wait(other.wait(), "another call had read some of these pages")
+
+    def drop_loading(self, keys: Iterable[PageKey]) -> list[asyncio.Event]:
+        """Parks nothing of pages that are being read from files; the events are set when that has ended."""
+        loading = [key for key in keys if key in self._loading]
+        self._loading.difference_update(loading)
+        return self.of(loading)
+
+    async def _load(self, files: FileTier, pages: list[Page], layout: KVLayout) -> None:
+        # Nothing cancels it: a page's place is taken until its read has ended.
+        try:
+            await self._regions.get(pages[0].key.layout, layout)
+        except BaseException:
+            self._loading.difference_update(page.key for page in pages)
+            self._abort(pages)
+            raise
+        ends = [files.read(page.key, self._regions.address(page), page.nbytes) for page in pages]
+        for page, end in zip(pages, ends, strict=True):
+            how = await end
+            if how == "done" and page.key in self._loading:
+                self._index.commit([page], time.monotonic(), is_new=False)
+            else:
+                self._index.abort([page])
+            self._loading.discard(page.key)
+            self._wake([page.key])
 
     def _abort(self, pages: list[Page]) -> None:
         self._index.abort(pages)

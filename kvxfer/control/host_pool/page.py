@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from kvxfer.errors import invalid
@@ -37,6 +38,11 @@ class PageKey(NamedTuple):
     revision: str
     layout: str
     key: str
+
+    def digest(self) -> bytes:
+        """Returns 16 bytes that stand for the key wherever it outlives the process."""
+        # No part contains a NUL (kvxfer.control.schema), so no two keys have one text.
+        return blake2b("\0".join(self).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class PageState(StrEnum):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
+from typing import Final
 
 from kvxfer.allowed_hosts import AllowedHosts
 from kvxfer.control import schema
 from kvxfer.control.agents.agent_view import AgentView
 from kvxfer.control.agents.dial_check import require_allowed
+from kvxfer.control.host_pool.file_tier import FileTier
 from kvxfer.control.host_pool.page import PageKey, Salt
 from kvxfer.control.host_pool.page_leases import PageLease
 from kvxfer.control.host_pool.page_pool import PagePool
@@ -20,10 +21,8 @@ from kvxfer.control.transfers.tenant_gate import TenantGate
 from kvxfer.errors import UsageError
 from kvxfer.lease_token import LeaseToken
 
-
-def digest_of_key(key: PageKey) -> bytes:
-    """Returns the digest of a key that is kept over a restart."""
-    return blake2b("\0".join(key).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+# What is pinned is read from files first.
+_PIN_S: Final = 30.0
 
 
 class PageDesk:
@@ -52,6 +51,7 @@ class PageDesk:
             asked.keys,
             lease=_token(asked.lease),
             pin=asked.pin,
+            durable=asked.acknowledge == "durable",
             timeout_s=left_s,
             context=asked.context,
         )
@@ -68,6 +68,7 @@ class PageDesk:
     async def fetch(self, asked: schema.FetchRequest) -> schema.PagesDone:
         """Writes pages into an agent's region: all of them, or none if one is missing."""
         keys = _keys(asked)
+        await self._pool.load(keys, asked.timeout_s, asked.worth_s)
         missing = [key for key, page in zip(keys, self._pool.find(keys), strict=True) if page is None]
         if missing:
             answers = await self._missing(missing)
@@ -92,7 +93,9 @@ class PageDesk:
 
     async def lease(self, asked: schema.PageLeaseRequest) -> schema.PageLease:
         """Grants a right to read the pages that are there."""
-        leased = self._pool.lease(_keys(asked), asked.holder, asked.ttl_s)
+        keys = _keys(asked)
+        await self._pool.load(keys, asked.timeout_s, asked.worth_s)
+        leased = self._pool.lease(keys, asked.holder, asked.ttl_s)
         if leased.parts:
             self._tenant_of_lease[leased.number] = asked.tenant
             self._forget_ended()
@@ -111,6 +114,8 @@ class PageDesk:
     async def pin(self, asked: schema.PagesRequest, *, pinned: bool) -> schema.PagesDone:
         """Protects pages from eviction, or ends that protection."""
         keys = _keys(asked)
+        if pinned:
+            await self._pool.load(keys, _PIN_S)
         return await self._done(asked, keys, self._pool.pin(keys, pinned))
 
     async def drop(self, asked: schema.PagesRequest) -> schema.PagesDone:
@@ -159,7 +164,7 @@ class PageDesk:
             evicted_total=index.num_evicted,
             dropped_total=index.num_dropped,
         )
-        return [shown]
+        return [shown] if (files := self._pool.files) is None else [shown, _shown_files(files, tenants)]
 
     def set_quotas(self, before: Iterable[str], quotas_nbytes: Mapping[str, int]) -> None:
         """Bounds what each named tenant may park; removes the bound of others that are in `before`."""
@@ -194,9 +199,9 @@ class PageDesk:
             }
 
     async def _missing(self, keys: Sequence[PageKey]) -> list[schema.PageAnswer]:
-        gone = await self._store.find_gone([digest_of_key(key) for key in keys])
+        gone = await self._store.find_gone([key.digest() for key in keys])
         return [
-            schema.PageAnswer(key=key.key, state="gone" if digest_of_key(key) in gone else "missing")
+            schema.PageAnswer(key=key.key, state="gone" if key.digest() in gone else "missing")
             for key in keys
         ]
 
@@ -222,6 +227,40 @@ class PageDesk:
         ]
         missing = await self._missing(leased.missing)
         return schema.PageLease(id=str(leased.number), seconds_left=ttl_s, parts=parts, missing=missing)
+
+
+def _shown_files(files: FileTier, tenants: frozenset[str] | None) -> schema.Pool:
+    """Returns the figures of the tier in files."""
+    figures = files.figures()
+    return schema.Pool(
+        name="files",
+        page_kind="files",
+        state=figures["state"],
+        why=figures["why"],
+        nbytes=figures["nbytes"],
+        used_nbytes=figures["used_nbytes"],
+        pinned_nbytes=0,
+        pages=figures["pages"],
+        held=0,
+        leases=0,
+        parking=figures["running"] + figures["waiting"],
+        tenants_nbytes={
+            tenant: nbytes
+            for tenant, nbytes in files.tenants_nbytes().items()
+            if tenants is None or tenant in tenants
+        },
+        parked_total=figures["written_total"],
+        hits_total=figures["hits_total"],
+        misses_total=figures["misses_total"],
+        evicted_total=figures["evicted_total"],
+        dropped_total=figures["dropped_total"],
+        read_p50_s=figures["read_p50_s"],
+        read_p99_s=figures["read_p99_s"],
+        faults_total={
+            name: figures[f"{name.replace('-', '_')}_total"]
+            for name in ("damaged", "read-errors", "write-errors", "no-room", "busy", "out")
+        },
+    )
 
 
 def _token(text: str | None) -> LeaseToken | None:

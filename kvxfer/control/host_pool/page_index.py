@@ -155,13 +155,13 @@ class PageIndex:
         self._promised_nbytes += promised_nbytes
         return Reservation(pages, present, parking, evicted, promised_nbytes)
 
-    def commit(self, pages: Iterable[Page], now: float) -> None:
-        """Makes pages visible after they were filled."""
+    def commit(self, pages: Iterable[Page], now: float, *, is_new: bool = True) -> None:
+        """Makes pages visible after they were filled; `is_new`: they count as parked."""
         for page in pages:
             if page.state is PageState.PARKING:
                 page.state = PageState.PARKED
                 page.parked_at = page.used_at = now
-                self._counts["parked"] += 1
+                self._counts["parked"] += is_new
                 self._busy_or_idle(page, was_idle=False)
 
     def abort(self, pages: Iterable[Page]) -> None:
@@ -252,6 +252,10 @@ class PageIndex:
                 self._idle.remove(page)
                 self._free(page)
         return found
+
+    def bound_of(self, tenant: str) -> int | None:
+        """Returns the most that a tenant may have, or None for no bound."""
+        return self._tenants.quota_nbytes(tenant)
 
     def set_quota(self, tenant: str, nbytes: int | None) -> None:
         """Changes the most that a tenant may have, from the next parking on; evicts nothing."""

@@ -14,8 +14,8 @@ import numpy as np
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.layout.quantization import SCALE_NBYTES, Quantization
 
-# A page begins at a cache line, so that two copies never write to the same line.
-_ALIGNMENT_NBYTES: Final = 64
+#: A page begins at a cache line, so that two copies never write to the same line.
+LINE_NBYTES: Final = 64
 _VERSION: Final = 1
 # Layouts whose digest is cached: each call that parks needs it, and computing it takes 0.1 ms.
 _MOST_KEPT: Final = 64
@@ -48,17 +48,20 @@ def _digest(layout: KVLayout) -> str:
 
 
 @lru_cache(_MOST_KEPT)
-def page_nbytes(layout: KVLayout, slab_nbytes: int = 0) -> int:
+def page_nbytes(layout: KVLayout, slab_nbytes: int = 0, alignment_nbytes: int = LINE_NBYTES) -> int:
     """Returns how many bytes of the pool one page of `layout` takes, including the gap before the next page.
 
     Pages of all slabs lie on one grid. A page that reaches over the end of a slab is lost, which matters if a
     slab has few, large pages. So the page is made larger until the slab's ends lie on the grid, if that costs
-    the slab at most one page.
+    the slab at most one page. Pages that are also kept in files need a larger `alignment_nbytes`.
     """
+    unit = math.lcm(alignment_nbytes, layout.itemsize)
     least = pool_layout(layout, 2).block_stride
+    if alignment_nbytes > LINE_NBYTES:
+        least = -(-least // unit) * unit
     most = slab_nbytes // least
     for count in range(most, max(most - 2, 0), -1):
-        if slab_nbytes % (count * math.lcm(_ALIGNMENT_NBYTES, layout.itemsize)) == 0:
+        if slab_nbytes % (count * unit) == 0:
             return slab_nbytes // count
     return least
 
@@ -84,7 +87,7 @@ def pool_layout(layout: KVLayout, num_blocks: int, nbytes: int = 0) -> KVLayout:
     quantization = layout.quantization
     if quantization is not None and quantization.in_memory:
         quantization, used_nbytes = _scales_behind(layout, quantization, used_nbytes)
-    block_stride = nbytes or -(-used_nbytes // _ALIGNMENT_NBYTES) * _ALIGNMENT_NBYTES
+    block_stride = nbytes or -(-used_nbytes // LINE_NBYTES) * LINE_NBYTES
     if block_stride % layout.itemsize:  # e.g. elements of 3 bytes, which do not divide a cache line
         block_stride = -(-used_nbytes // layout.itemsize) * layout.itemsize
     block_stride = block_stride if num_blocks > 1 else 0

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from kvxfer.control.host_pool.file_tier import FileTier
 from kvxfer.control.host_pool.filling import Filling
 from kvxfer.control.host_pool.page import Page, PageKey, PageState, Salt
 from kvxfer.control.host_pool.page_index import IndexStats, PageIndex
-from kvxfer.control.host_pool.page_layout import layout_digest, page_nbytes
+from kvxfer.control.host_pool.page_layout import LINE_NBYTES, layout_digest, page_nbytes
 from kvxfer.control.host_pool.page_leases import PageLease, PageLeases
 from kvxfer.control.host_pool.page_news import OnDropped, OnParked, PageNews
 from kvxfer.control.host_pool.page_sources import Granter, PageSources
 from kvxfer.control.host_pool.pool_jobs import PoolJobs
 from kvxfer.control.host_pool.pool_regions import PoolRegions
 from kvxfer.control.host_pool.time_left import TimeLeft
+from kvxfer.control.host_pool.write_behind import WriteBehind
 from kvxfer.control.own.own_agent import OwnAgent, RemoteRegion
-from kvxfer.errors import UsageError, invalid
+from kvxfer.errors import TransferError, UsageError, invalid
 from kvxfer.lease_token import LeaseToken
+from kvxfer.memory.page_files import BLOCK_NBYTES
 from kvxfer.memory.pool import Pool
 from kvxfer.transfer import Transfer
+
+if TYPE_CHECKING:
+    from kvxfer.memory.page_files import PageAnswer, PageEnd
 
 #: Pages that one call may name. Each takes up to 10 us of the event loop if it evicts another page
 #: (2-core x86, 2026-11-25), so one call delays the others by at most 40 ms.
@@ -31,6 +38,9 @@ MOST_PAGES: Final = 4096
 # Enough for several models, each with pages in several slabs.
 _NUM_SLABS: Final = 64
 _LEAST_SLAB_NBYTES: Final = 2 * 1024 * 1024
+# Of pages that are being written to files, and so cannot be evicted.
+_MOST_WRITTEN_NBYTES: Final = 256 * 1024 * 1024
+_LAST_WRITES_S: Final = 5.0
 
 
 class Parked(NamedTuple):
@@ -60,8 +70,10 @@ class PoolStats(NamedTuple):
 class PagePool:
     """Host memory of the daemon, in which pages of any layout are kept under keys.
 
-    A page is one block of a cache, in all layers that its rank holds. Nothing is durable: the pool is empty
-    after a restart. All methods belong to one event loop. The memory is allocated when the pool is made.
+    A page is one block of a cache, in all layers that its rank holds. With `files`, each page is also written
+    there after it was parked, and is read from there when it is asked for and not in memory. Without, the
+    pool is empty after a restart. All methods belong to one event loop. The memory is allocated when the pool
+    is made.
 
     Parameters
     ----------
@@ -78,6 +90,8 @@ class PagePool:
         Agents that can be asked for leases on what is to be parked; None if requests bring their tokens.
     on_parked, on_dropped
         Callbacks about keys: see `PageNews`.
+    files
+        The tier below memory; the pool closes it.
 
     Raises
     ------
@@ -98,10 +112,13 @@ class PagePool:
         on_parked: OnParked | None = None,
         on_dropped: OnDropped | None = None,
         huge_pages: bool = True,
+        files: FileTier | None = None,
     ) -> None:
         if slab_nbytes is None:
             slab_nbytes = min(max(nbytes // _NUM_SLABS, _LEAST_SLAB_NBYTES), nbytes)
             slab_nbytes -= slab_nbytes % _LEAST_SLAB_NBYTES if slab_nbytes > _LEAST_SLAB_NBYTES else 0
+        if files is not None:
+            slab_nbytes -= slab_nbytes % BLOCK_NBYTES
         if slab_nbytes < 1 or nbytes < slab_nbytes:
             raise invalid(f"a pool of {nbytes} bytes has no room for a slab of {slab_nbytes}")
         num_slabs = nbytes // slab_nbytes
@@ -118,12 +135,28 @@ class PagePool:
         self._jobs = PoolJobs()
         self._news = PageNews(on_parked, on_dropped)
         self._sources = PageSources(own, granter)
-        self._regions = PoolRegions(own, self._pool.array(dtype=np.uint8), slab_nbytes)
+        alignment_nbytes = LINE_NBYTES if files is None else BLOCK_NBYTES
+        self._regions = PoolRegions(own, self._pool.array(dtype=np.uint8), slab_nbytes, alignment_nbytes)
         self._leases = PageLeases(own, self.index, self._regions)
         self._filling = Filling(own, self.index, self._regions, self._sources, self._jobs, self._news)
+        #: The tier below memory, or None.
+        self.files = files
+        #: Writes to `files`, or None.
+        self.behind: WriteBehind | None = None
+        if files is not None:
+            files.bound_of = self.index.bound_of
+            most_nbytes = min(_MOST_WRITTEN_NBYTES, nbytes // 4)
+            self.behind = WriteBehind(files, self.index, self._regions, self._jobs, most_nbytes)
 
     async def aclose(self) -> None:
-        """Ends everything in progress, and frees the memory. Close the pool before its agent. Idempotent."""
+        """Ends everything in progress, and frees the memory. Close the pool before its agent. Idempotent.
+
+        Pages that are still to be written to files are written first, for a few seconds.
+        """
+        self._jobs.close()
+        if self.files is not None and self.behind is not None:
+            await self.behind.drained(_LAST_WRITES_S)
+            await self.files.aclose(self._regions.memory)
         await self._jobs.aclose()
         await self._leases.revoke(*self._leases.open)
         await self._regions.aclose()
@@ -140,6 +173,7 @@ class PagePool:
         *,
         lease: LeaseToken | None = None,
         pin: bool = False,
+        durable: bool = False,
         timeout_s: float = 30.0,
         priority: int = 0,
         integrity: bool | None = None,
@@ -165,6 +199,9 @@ class PagePool:
             (``daemon_may``).
         pin
             Whether to pin the pages, which protects them from eviction.
+        durable
+            Whether to return only when the pages would survive a loss of power. If that is not possible the
+            call fails, and the pages are parked.
         timeout_s
             Deadline of the call, with all of its waits: for the agent, for other calls, and for the read.
         priority, integrity, context
@@ -198,7 +235,13 @@ class PagePool:
             )
         left = TimeLeft(timeout_s)
         how = {"priority": priority, "integrity": integrity, "context": context}
-        return await self._jobs.run(self._park(salt, source, blocks, keys, lease, pin, left, how))
+        if durable and self.behind is None:
+            raise UsageError("this pool has no files: no page of it is durable", code="unsupported")
+        parked = await self._jobs.run(self._park(salt, source, blocks, keys, lease, pin, left, how))
+        if durable and self.behind is not None:
+            writing = self.behind.durable([*parked.new, *parked.present])
+            await left.wait(self._jobs.run(writing), "the pages were on disk")
+        return parked
 
     async def _park(
         self,
@@ -213,11 +256,20 @@ class PagePool:
     ) -> Parked:
         source = await left.wait(self._sources.find(place), f"the region {place.region!r} was found")
         digest = layout_digest(source.region.layout)
-        nbytes = page_nbytes(source.region.layout, self.index.slab_nbytes)
+        nbytes = self._regions.page_nbytes(source.region.layout)
         wanted = {PageKey(*salt, digest, key): block for key, block in zip(keys, blocks, strict=True)}
         if len(wanted) != len(keys):
             raise invalid("the pages to park contain a key twice")
-        parked = Parked([], [])
+        in_files: list[PageKey] = []
+        if pin:
+            await self._load([*wanted], left)
+        elif self.files is not None:
+            absent = [key for key in wanted if self.index.find(key) is None]
+            there = self.files.look_up(absent, counts=True)
+            in_files = [key for key, is_there in zip(absent, there, strict=True) if is_there]
+        for key in in_files:
+            del wanted[key]
+        parked = Parked([], in_files)
         kept: list[Page] = []  # so that none of them is evicted before the answer
         promised_nbytes = 0
         try:
@@ -226,7 +278,7 @@ class PagePool:
                 try:
                     promised_nbytes += reserved.promised_nbytes
                     kept += self.index.keep(reserved.present)
-                    self._news.dropped(reserved.evicted, "evicted")
+                    self._news.dropped(self._lost(reserved.evicted), "evicted")
                     self._regions.keep(self.index.layouts)
                     others = self._filling.of(reserved.parking)
                     for key in reserved.present:
@@ -241,6 +293,8 @@ class PagePool:
                     new = [page.key for page in reserved.pages]
                     kept += self.index.keep(new)
                     parked.new.extend(new)
+                    if self.behind is not None:
+                        self.behind.add(reserved.pages)
                 for other in others:
                     await left.wait(other.wait(), "another call had parked some of these pages")
             if pin:
@@ -252,6 +306,55 @@ class PagePool:
         return parked
 
     # ---- reading ----------------------------------------------------------------------------
+
+    async def load(self, keys: Sequence[PageKey], timeout_s: float, worth_s: float | None = None) -> None:
+        """Reads those of the pages that are in files alone into memory, where `lease` and `push` find them.
+
+        What cannot be read is missing afterwards: its bytes were damaged, the disk failed, or there was no
+        room.
+
+        Parameters
+        ----------
+        keys
+            Distinct, of one layout.
+        worth_s
+            How long computing the pages would take, or None.
+
+        Raises
+        ------
+        TransferError
+            ``deadline``: the time is over. ``refused``: by what is known of the disk, reading would take
+            longer than `worth_s`; nothing was read.
+        """
+        self._jobs.check_open()
+        _check_named(keys)
+        await self._jobs.run(self._load(keys, TimeLeft(timeout_s), worth_s))
+
+    async def _load(self, keys: Sequence[PageKey], left: TimeLeft, worth_s: float | None = None) -> None:
+        if self.files is None:
+            return
+        absent = [key for key in keys if self.index.find(key) is None]
+        there = self.files.look_up(absent, counts=True)
+        wanted = [key for key, is_there in zip(absent, there, strict=True) if is_there]
+        layout = self.files.layout(keys[0].layout)
+        if not wanted or layout is None:
+            return
+        if worth_s is not None:
+            takes_s = self.files.read_s(self._regions.page_nbytes(layout), len(wanted))
+            if takes_s > worth_s:
+                raise TransferError(
+                    f"too slow: reading {len(wanted)} pages from files would take about {takes_s:.3g} s, and "
+                    f"computing them {worth_s:.3g} s",
+                    code="refused",
+                )
+        await self._filling.load(self.files, wanted, layout, left)
+
+    def _lost(self, evicted: Sequence[PageKey]) -> list[PageKey]:
+        """Returns those of the evicted pages that are not in files either."""
+        if self.files is None or not evicted:
+            return [*evicted]
+        there = self.files.look_up(evicted)
+        return [key for key, is_there in zip(evicted, there, strict=True) if not is_there]
 
     @property
     def leases(self) -> Mapping[int, PageLease]:
@@ -403,7 +506,13 @@ class PagePool:
         """
         self._jobs.check_open()
         pages = self.index.drop(keys)
-        self._news.dropped([page.key for page in pages], "dropped")
+        dropped = dict.fromkeys(page.key for page in pages)
+        loading = self._filling.drop_loading(keys)
+        erasing: list[asyncio.Future[PageEnd | PageAnswer]] = []
+        if self.files is not None:
+            in_files, erasing = self.files.drop(keys)
+            dropped |= dict.fromkeys(in_files)
+        self._news.dropped([*dropped], "dropped")
         held = [page for page in pages if page.state is PageState.DROPPED]
         leases = self._leases.of(held)
         if revoke:
@@ -412,7 +521,15 @@ class PagePool:
             await leased.ended.wait()
         while any(page.num_holds for page in held) and await self._jobs.one_ended():
             pass
-        return [page.key for page in pages]
+        for read in loading:
+            await read.wait()
+        if any(how in ("failed", "out") for how in await asyncio.gather(*erasing)):
+            raise TransferError(
+                f"{len(dropped)} pages are dropped, but not erased from their files, since the disk does not "
+                "work: some may be found again after a restart",
+                code="refused",
+            )
+        return [*dropped]
 
     # ---- telling ----------------------------------------------------------------------------
 

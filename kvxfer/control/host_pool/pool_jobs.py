@@ -18,7 +18,7 @@ class PoolJobs:
 
     def __init__(self) -> None:
         self._works: set[asyncio.Task[Any]] = set()
-        self._reaping: set[asyncio.Task[None]] = set()
+        self._reaping: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
     def check_open(self) -> None:
@@ -45,6 +45,14 @@ class PoolJobs:
         task.add_done_callback(looked_at)
         return task
 
+    def finish(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Starts work that nothing cancels, because memory is in use until it ends; `aclose` waits for it."""
+        task = asyncio.create_task(work)
+        self._reaping.add(task)
+        task.add_done_callback(self._reaping.discard)
+        task.add_done_callback(looked_at)
+        return task
+
     def after(self, transfer: Transfer | None, then: Callable[[], None]) -> None:
         """Cancels a transfer, and calls `then` when no byte of it can move; at once if none is pending."""
         if transfer is None or transfer.state != "pending":
@@ -63,6 +71,10 @@ class PoolJobs:
             return False
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return True
+
+    def close(self) -> None:
+        """Refuses new work."""
+        self._is_closed = True
 
     async def aclose(self) -> None:
         """Refuses new work, cancels running work, and waits until that has given back all that it had."""

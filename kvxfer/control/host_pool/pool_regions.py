@@ -8,6 +8,7 @@ from collections.abc import Container
 import numpy as np
 from numpy.typing import NDArray
 
+from kvxfer.control.host_pool.page import Page
 from kvxfer.control.host_pool.page_layout import page_nbytes, pool_layout
 from kvxfer.control.host_pool.pool_jobs import looked_at
 from kvxfer.control.own.own_agent import OwnAgent
@@ -25,10 +26,14 @@ class PoolRegions:
     `PageIndex` ensures that.
     """
 
-    def __init__(self, own: OwnAgent, memory: NDArray[np.uint8], slab_nbytes: int) -> None:
+    def __init__(
+        self, own: OwnAgent, memory: NDArray[np.uint8], slab_nbytes: int, alignment_nbytes: int
+    ) -> None:
         self._own = own
-        self._memory = memory
+        #: The whole pool.
+        self.memory = memory
         self._slab_nbytes = slab_nbytes
+        self._alignment_nbytes = alignment_nbytes
         self._made: dict[str, asyncio.Task[Region]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._num_made = 0
@@ -36,6 +41,14 @@ class PoolRegions:
     def __getitem__(self, digest: str) -> Region:
         """Returns the region of a layout that has parked pages."""
         return self._made[digest].result()
+
+    def page_nbytes(self, layout: KVLayout) -> int:
+        """Returns how many bytes of the pool a page of `layout` takes."""
+        return page_nbytes(layout, self._slab_nbytes, self._alignment_nbytes)
+
+    def address(self, page: Page) -> int:
+        """Returns where a page lies."""
+        return int(self.memory.ctypes.data) + page.block * page.nbytes
 
     async def get(self, digest: str, layout: KVLayout) -> Region:
         """Returns the region of a layout, and registers it if needed; cancelling leaves that to others.
@@ -49,11 +62,11 @@ class PoolRegions:
         """
         task = self._made.get(digest)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            nbytes = page_nbytes(layout, self._slab_nbytes)
-            lies = pool_layout(layout, len(self._memory) // nbytes, nbytes)
+            nbytes = self.page_nbytes(layout)
+            lies = pool_layout(layout, len(self.memory) // nbytes, nbytes)
             self._num_made += 1
             name = self._own.region_name("pool", str(self._num_made))
-            making = asyncio.to_thread(self._own.register, name, self._memory, lies)
+            making = asyncio.to_thread(self._own.register, name, self.memory, lies)
             task = self._made[digest] = asyncio.create_task(making, name=name)
             task.add_done_callback(looked_at)  # all waiting callers may have been cancelled
         return await asyncio.shield(task)
@@ -79,4 +92,4 @@ class PoolRegions:
         self.keep(())
         if self._ending:
             await asyncio.wait(self._ending)
-        self._memory = np.empty(0, np.uint8)
+        self.memory = np.empty(0, np.uint8)

@@ -21,6 +21,10 @@ class Tenants:
         """Bytes of each tenant, including pages that are being filled, or are dropped but still read."""
         return self._used
 
+    def quota_nbytes(self, tenant: str) -> int | None:
+        """Returns the most that a tenant may have, or None for no bound."""
+        return self._quotas.get(tenant, self._quota_nbytes)
+
     def set_quota(self, tenant: str, nbytes: int | None) -> None:
         """Changes a tenant's quota from now on."""
         self._quotas[tenant] = nbytes
@@ -33,7 +37,7 @@ class Tenants:
         ExhaustedError
             Evicting all of them would not be enough.
         """
-        quota = self._quotas.get(tenant, self._quota_nbytes)
+        quota = self.quota_nbytes(tenant)
         if quota is None:
             return 0
         used_nbytes = self._used.get(tenant, 0)

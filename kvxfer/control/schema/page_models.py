@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -30,6 +30,15 @@ PageBlocks = Annotated[list[Block], Field(min_length=1, max_length=4096), WHOLE]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
+Worth = Annotated[
+    Seconds | None,
+    Field(
+        description="How long computing the pages would take (their tokens by the rate of computing them): "
+        "if reading them from files would take longer, nothing is read and `refused` says how long"
+    ),
+]
+
+
 class Salt(RequestModel):
     """The salt of a page's key: pages with different salts are different pages."""
 
@@ -47,6 +56,9 @@ class ParkRequest(Salt):
     blocks: PageBlocks
     lease: LeaseText | None = Field(default=None, description="null: the attached agent is asked for one")
     pin: bool = False
+    acknowledge: Literal["memory", "durable"] = Field(
+        default="memory", description="durable: this answers when the pages would survive a loss of power"
+    )
     timeout_s: Seconds = 30.0
     context: Context = ""
 
@@ -63,6 +75,8 @@ class PageLeaseRequest(PagesRequest):
 
     holder: Name | None = None
     ttl_s: Seconds = 30.0
+    timeout_s: Seconds = Field(default=30.0, description="For reading pages that are in files alone")
+    worth_s: Worth = None
 
 
 class FetchRequest(PagesRequest):
@@ -74,6 +88,7 @@ class FetchRequest(PagesRequest):
     lease: LeaseText | None = Field(default=None, description="Token of a lease to write, if one is used")
     notify: Context = ""
     timeout_s: Seconds = 30.0
+    worth_s: Worth = None
     context: Context = ""
 
 
@@ -135,10 +150,16 @@ class PageLease(ResponseModel):
 
 
 class Pool(ResponseModel):
-    """The pool; `tenants_nbytes` is each tenant's share, including pages that are being parked."""
+    """A tier of the pool: ``host`` is memory, ``files`` a directory.
+
+    `tenants_nbytes` is each tenant's share, including pages that are being parked. Of files, `parking` is
+    what waits for the disk, `parked_total` what was written, and `faults_total` counts faults by reason.
+    """
 
     name: str
     page_kind: str
+    state: str = Field(default="up", description="up, read-only or out")
+    why: str = ""
     nbytes: int
     used_nbytes: int
     pinned_nbytes: int
@@ -152,3 +173,6 @@ class Pool(ResponseModel):
     misses_total: int
     evicted_total: int
     dropped_total: int
+    read_p50_s: float = 0.0
+    read_p99_s: float = 0.0
+    faults_total: dict[str, int] = Field(default_factory=dict)
