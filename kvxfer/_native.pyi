@@ -98,6 +98,10 @@ class PageFiles:
     def sync(self, digest: bytes, ticket: int) -> PageAnswer: ...
     def look_up(self, digests: bytes, counts: bool) -> bytes:
         """One byte for each digest of 16 bytes: whether its page is there."""
+    def pages(
+        self, segment: int, slot: int, tenant: int | None, most: int
+    ) -> list[tuple[int, int, int, str, bool, int]]:
+        """(segment, slot, salt, key, whether the key is cut, bytes) of pages; may wait for the disk."""
     def take_ended(self) -> tuple[list[tuple[int, PageEnd, int]], list[tuple[bytes, int]]]:
         """(ticket, how, errno) of what has ended, and (digest, salt) of evicted pages."""
     def set_tenant(self, salt: int, tenant: int) -> None: ...

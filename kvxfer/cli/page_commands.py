@@ -74,6 +74,7 @@ def pages(
                 client.list_pools().items,
                 [
                     ("POOL", lambda row: row.name),
+                    ("STATE", lambda row: f"{row.state}: {row.why}" if row.why else row.state),
                     ("USED", lambda row: f"{in_bytes(row.used_nbytes)} of {in_bytes(row.nbytes)}"),
                     ("PINNED", lambda row: in_bytes(row.pinned_nbytes)),
                     ("PAGES", lambda row: row.pages),
@@ -94,6 +95,7 @@ def pages(
                 ("MODEL", lambda row: f"{row.model} {row.revision}".strip()),
                 ("LAYOUT", lambda row: row.layout[:12]),
                 ("STATE", lambda row: row.state + (", pinned" if row.pinned else "")),
+                ("TIER", lambda row: row.tier),
                 ("SIZE", lambda row: in_bytes(row.nbytes)),
                 ("FETCHES", lambda row: row.fetches),
             ],

@@ -105,6 +105,21 @@ class PyPageFiles {
     std::string answer(there.begin(), there.end());
     return nb::bytes(answer.data(), answer.size());
   }
+  nb::list pages(std::uint32_t segment, std::uint32_t slot, std::optional<std::uint32_t> tenant,
+                std::size_t most) {
+    std::vector<PageFiles::Listed> found;
+    {
+      const WithoutGil released;
+      found = files_->list({segment, slot}, tenant, most);
+    }
+    nb::list shown;
+    for (const PageFiles::Listed& each : found) {
+      const std::string_view key = each.head.key_text();
+      shown.append(nb::make_tuple(each.place.segment, each.place.slot, each.head.salt,
+                                  nb::str(key.data(), key.size()), each.head.key_is_cut, each.head.nbytes));
+    }
+    return shown;
+  }
   nb::tuple take_ended() {
     std::vector<FileTier::Ended> ends;
     std::vector<store::SlotIndex::Gone> evicted;
@@ -190,6 +205,7 @@ void define_page_files(nb::module_& m) {
       .def("drop", &PyPageFiles::drop, "digest"_a, "ticket"_a)
       .def("sync", &PyPageFiles::sync, "digest"_a, "ticket"_a)
       .def("look_up", &PyPageFiles::look_up, "digests"_a, "counts"_a)
+      .def("pages", &PyPageFiles::pages, "segment"_a, "slot"_a, "tenant"_a.none(), "most"_a)
       .def("take_ended", &PyPageFiles::take_ended)
       .def("set_tenant", &PyPageFiles::set_tenant, "salt"_a, "tenant"_a)
       .def("set_bound", &PyPageFiles::set_bound, "tenant"_a, "most_nbytes"_a)

@@ -219,6 +219,11 @@ int DirectFiles::write_head(std::uint32_t segment, std::uint64_t offset, std::sp
   return files == nullptr ? ENOENT : write_all(files->heads.get(), offset, bytes);
 }
 
+int DirectFiles::read_head(std::uint32_t segment, std::uint64_t offset, std::span<std::byte> bytes) const {
+  const Opened* const files = opened(segment);
+  return files == nullptr ? ENOENT : read_all(files->heads.get(), offset, bytes);
+}
+
 int DirectFiles::sync(std::uint32_t segment) {
   const Opened* const files = opened(segment);
   if (files == nullptr) return ENOENT;

@@ -48,6 +48,7 @@ class DirectFiles final : public Files {
   int write_page(std::uint32_t segment, std::uint64_t offset, std::span<const std::byte> bytes) override;
   int read_page(std::uint32_t segment, std::uint64_t offset, std::span<std::byte> bytes) override;
   int write_head(std::uint32_t segment, std::uint64_t offset, std::span<const std::byte> bytes) override;
+  int read_head(std::uint32_t segment, std::uint64_t offset, std::span<std::byte> bytes) const;
   int sync(std::uint32_t segment) override;
   int probe() override;
 

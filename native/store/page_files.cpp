@@ -176,6 +176,32 @@ std::vector<bool> PageFiles::look_up(std::span<const PageDigest> digests, bool c
   return there;
 }
 
+std::vector<PageFiles::Listed> PageFiles::list(Place from, std::optional<std::uint32_t> tenant,
+                                               std::size_t most) const {
+  std::vector<Listed> found;
+  {
+    const std::lock_guard locked(state_->lock);
+    const SlotIndex& index = state_->tier.index();
+    while (found.size() < most) {
+      const std::optional<SlotIndex::Ref> ref = index.first_from(from, tenant);
+      if (!ref) break;
+      found.push_back({index[*ref].place, {}});
+      found.back().head.digest = index[*ref].digest;
+      from = {index[*ref].place.segment, index[*ref].place.slot + 1};
+    }
+  }
+  std::erase_if(found, [this](Listed& each) {
+    SlotHeadBytes bytes{};
+    const std::uint64_t offset = head_offset(each.place.slot);
+    if (state_->files->read_head(each.place.segment, offset, bytes) != 0) return true;
+    const std::optional<SlotHead> head = decode_slot(bytes);
+    const bool is_it = head && head->digest == each.head.digest;  // else it has gone meanwhile
+    if (is_it) each.head = *head;
+    return !is_it;
+  });
+  return found;
+}
+
 void PageFiles::set_tenant(std::uint32_t salt, std::uint32_t tenant) {
   const std::lock_guard locked(state_->lock);
   state_->tier.index().set_tenant(salt, tenant);
@@ -218,9 +244,9 @@ PageFiles::Figures PageFiles::figures() {
 }
 
 void PageFiles::take(std::vector<FileTier::Ended>& ends, std::vector<SlotIndex::Gone>& evicted) {
+  const std::lock_guard locked(state_->lock);
   std::uint64_t count = 0;
   (void)!::read(state_->event.get(), &count, sizeof count);
-  const std::lock_guard locked(state_->lock);
   state_->tier.take_ends(ends);
   state_->tier.take_evicted(evicted);
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -63,6 +64,14 @@ class PageFiles {
   std::uint64_t read_ns(std::uint64_t nbytes) const;
   Figures figures();
   void take(std::vector<FileTier::Ended>& ends, std::vector<SlotIndex::Gone>& evicted);
+
+  struct Listed {
+    Place place;
+    SlotHead head;
+  };
+  // Whole pages in the order of their places, `most` of them from `from` on; of one tenant if one is given.
+  // Reads their heads, so it may wait for the disk.
+  std::vector<Listed> list(Place from, std::optional<std::uint32_t> tenant, std::size_t most) const;
 
   // Begins nothing more, fails what waits, and waits for what runs, but not longer than `within_ns`. False: the disk
   // still reads or writes pages, whose memory must stay.

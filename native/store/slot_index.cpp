@@ -338,6 +338,18 @@ bool SlotIndex::open_segment(std::uint32_t number) {
   return true;
 }
 
+std::optional<SlotIndex::Ref> SlotIndex::first_from(Place from, std::optional<std::uint32_t> tenant) const {
+  for (; from.segment < segments_.size(); ++from.segment, from.slot = 0) {
+    const std::vector<Ref>& refs = segments_[from.segment].refs;
+    for (; from.slot < refs.size(); ++from.slot) {
+      const Ref ref = refs[from.slot];
+      if (ref == kNone || entries_[ref].state != State::kWhole) continue;
+      if (!tenant || tenant_of_salt_[entries_[ref].salt] == *tenant) return ref;
+    }
+  }
+  return std::nullopt;
+}
+
 // ---- recovery --------------------------------------------------------------------------------------
 
 void SlotIndex::found_segment(std::uint32_t number, std::uint64_t slot_nbytes) {

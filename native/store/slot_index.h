@@ -98,6 +98,9 @@ class SlotIndex {
   void give_back(Ref ref, bool failed = false);
   void touch(Ref ref);
 
+  // The first whole page from `from` on, in the order of places; of one tenant if one is given.
+  std::optional<Ref> first_from(Place from, std::optional<std::uint32_t> tenant) const;
+
   // ---- recovery: before anything else ------------------------------------------------------------
 
   void found_segment(std::uint32_t segment, std::uint64_t slot_nbytes);

@@ -5,17 +5,31 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from kvxfer import AgentOptions
 from kvxfer.control.host_pool.file_tier import FileTier
 from kvxfer.control.host_pool.page import PageKey
 from kvxfer.errors import TransferError
+from kvxfer.memory.page_files import open_page_files
+from kvxfer.memory.pool import Pool
+from kvxfer.testing.pair import connected_pair
 from tests.control.engines import BOUND_S, SALT, SHAPE, SMALL_SLABS, Daemon, Engine, MakeDaemon, names, parked
+from tests.control.serving import program
+from tests.fork_server import Forked
+from tests.waiting import until
 
 _FILES_NBYTES = 256 << 20
 # Of pages in this test, three blocks of the disk.
@@ -163,3 +177,117 @@ async def test_a_directory_that_cannot_be_used_is_refused_and_left_as_it_is(
     with pytest.raises(TransferError, match=words):
         await FileTier.open(folder, _FILES_NBYTES)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+# ---- processes that are killed -------------------------------------------------------------------------
+
+_WRITTEN_NBYTES = 4096 * 5
+
+
+def _content(number: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(number).integers(0, 256, _WRITTEN_NBYTES, np.uint8)
+
+
+def _digest(number: int) -> bytes:
+    return PageKey("", "m", "", "", str(number)).digest()
+
+
+def write_until_killed(folder: str, first: str) -> None:
+    """Writes page after page, eight at a time, and prints the number of each that is durable."""
+    memory = Pool(8, _WRITTEN_NBYTES, huge_pages=False).array((8, _WRITTEN_NBYTES))
+    files = open_page_files(Path(folder), _FILES_NBYTES, [0])
+    number, places, under_way = int(first), list(range(8)), dict[int, int]()
+    while True:
+        while places:
+            place, number = places.pop(), number + 1
+            memory[place] = _content(number)
+            address = memory[place].ctypes.data
+            assert (
+                files.write(_digest(number), 0, str(number), address, _WRITTEN_NBYTES, True, number)
+                == "begun"
+            )
+            under_way[number] = place
+        select.select([files.event_fd], [], [])
+        for ticket, how, _ in files.take_ended()[0]:
+            assert how == "done"
+            places.append(under_way.pop(ticket))
+            print(ticket, flush=True)
+
+
+@pytest.mark.parametrize(
+    "rounds", [50, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
+def test_what_is_durable_outlives_kills_and_nothing_torn_is_read(
+    rounds: int, tmp_path: Path, seed: int
+) -> None:
+    draw = random.Random(seed)
+    durable: list[int] = []
+    memory = Pool(1, _WRITTEN_NBYTES, huge_pages=False).array()
+    program = (
+        "import sys; from tests.control import test_page_files as t; t.write_until_killed(*sys.argv[1:])"
+    )
+    last = 0
+    for _ in range(rounds):
+        writer = Forked(
+            program,
+            *(str(tmp_path / "pages"), str(last)),
+            engine="tests.control.forked",
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert writer.stdout is not None
+        durable.append(int(writer.stdout.readline()))
+        time.sleep(draw.random() * 0.03)
+        writer.kill()
+        durable += [int(line) for line in writer.stdout if line.endswith("\n")]
+        writer.communicate()
+        last = max(durable) + 100
+        files = open_page_files(tmp_path / "pages", _FILES_NBYTES, [0])
+        for number in {*range(max(last - 150, 1), last), *draw.sample(durable, min(len(durable), 50))}:
+            answer = files.read(_digest(number), memory.ctypes.data, _WRITTEN_NBYTES, 0.0, number + 1)
+            if answer == "begun":
+                select.select([files.event_fd], [], [])
+                [(_, how, _)], _ = files.take_ended()
+                assert how == "done"  # torn pages have no head
+                assert (memory == _content(number)).all()
+            else:
+                assert number not in durable
+        assert files.close(BOUND_S)
+    assert len(durable) > 2 * rounds
+
+
+def test_a_killed_daemon_serves_its_pages_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The command line, REST, the daemon, its agent, the wire, and the bytes in an engine's cache."""
+    monkeypatch.setattr("kvxfer.daemon_link.link._LONGEST_RETRY_S", 0.2)
+    arguments = ["--pool-gib", str(1 / 64), "--pages-dir", str(tmp_path / "kv"), "--pages-gib", "0.25"]
+    options = AgentOptions(
+        daemon=str(tmp_path / "run"), daemon_may=("show", "grant"), silent_timeout_s=BOUND_S
+    )
+
+    def kvxfer(*words: str) -> str:
+        command = [sys.executable, "-m", "kvxfer", *words, "--daemon", str(tmp_path / "run/api.sock")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with connected_pair(options) as pair:
+        pair.prefill.fill(seed % 1000)
+        wanted = pair.prefill.blocks([3, 5])
+        with program(tmp_path, *arguments, agent=True) as first:
+            until(lambda: "prefill" in kvxfer("agents"), "the agents are not attached")
+            body = {"model": "m", "keys": ["a", "b"], "agent": "prefill", "region": "kv", "blocks": [3, 5]}
+            with first.client() as client:
+                parked = client.post("/v1/pages/park", json={**body, "acknowledge": "durable"})
+                assert parked.is_success, parked.text
+            first.end(signal.SIGKILL)
+        with program(tmp_path, *arguments, agent=True):
+            until(lambda: "prefill" in kvxfer("agents"), "the agents are not attached")
+            assert re.search(r"^a .* files ", kvxfer("pages"), re.MULTILINE)
+            pair.prefill.array[:] = 0
+            kvxfer("pages", "fetch", "prefill/kv:1,2", "a", "b", "--model", "m")
+            assert (pair.prefill.blocks([1, 2]) == wanted).all()
+            kvxfer("pages", "drop", "a", "b", "--model", "m")
+        with program(tmp_path, *arguments, agent=True):
+            assert kvxfer("pages") == ""

@@ -334,5 +334,147 @@ TEST(no_crash_and_no_fault_gives_a_wrong_page) {
   CHECK(num_kept > 100);
 }
 
+// ---- a disk that does not work ----------------------------------------------------------------------
+
+struct Tier {
+  explicit Tier(std::uint32_t num_segments = 2)
+      : tier({.num_segments = num_segments, .segment_nbytes = 8 * kBlockNbytes, .depth = 4}) {
+    for (std::uint32_t tenant = 0; tenant < 2; ++tenant) tier.index().set_tenant(tenant, tenant);
+  }
+  FileTier::Answer write(std::uint64_t key, std::uint32_t salt = 0) {
+    return tier.write(digest_of(key), salt, "", page, false, ++ticket, now);
+  }
+  FileTier::Answer read(std::uint64_t key, std::uint64_t worth_ns = 0) {
+    return tier.read(digest_of(key), page, worth_ns, ++ticket, now);
+  }
+  // Runs all jobs, and returns how the last ticket has ended.
+  FileTier::End run() {
+    while (FileJob* const job = tier.next(now)) {
+      perform(*job, disk);
+      tier.done(job, now);
+    }
+    std::vector<FileTier::Ended> ends;
+    tier.take_ends(ends);
+    REQUIRE(!ends.empty());
+    return ends.back().end;
+  }
+  bool has(std::uint64_t key) { return tier.index().find(digest_of(key)) != SlotIndex::kNone; }
+
+  MadeUpDisk disk{1};
+  FileTier tier;
+  std::vector<std::byte> page = std::vector<std::byte>(kBlockNbytes);
+  std::uint64_t now = kSecond, ticket = 0;
+};
+
+TEST(errors_in_a_row_take_the_tier_out_and_a_probe_brings_it_back) {
+  Tier at;
+  CHECK(at.write(1) == FileTier::Answer::kBegun);
+  CHECK(at.run() == FileTier::End::kDone);
+  at.disk.fail(100, EIO);
+  for (std::uint64_t key = 2; key < 6; ++key) {
+    CHECK(at.tier.health() == FileTier::Health::kUp);
+    CHECK(at.write(key) == FileTier::Answer::kBegun);
+    CHECK(at.run() != FileTier::End::kDone);
+  }
+  CHECK(at.tier.health() == FileTier::Health::kOut);
+  CHECK(at.read(1) == FileTier::Answer::kOut);
+  CHECK(at.write(9) == FileTier::Answer::kOut);
+  at.now += 6 * kSecond;
+  CHECK(at.tier.next(at.now)->kind == FileJob::Kind::kProbe);
+  CHECK(at.tier.next(at.now) == nullptr);  // one at a time
+}
+
+TEST(a_disk_that_stands_still_takes_the_tier_out_and_ends_what_waits) {
+  Tier at;
+  CHECK(at.write(1) == FileTier::Answer::kBegun);
+  CHECK(at.run() == FileTier::End::kDone);
+  CHECK(at.read(1) == FileTier::Answer::kBegun);
+  FileJob* const stuck = at.tier.next(at.now);
+  REQUIRE(stuck != nullptr);
+  CHECK(at.read(1) == FileTier::Answer::kBegun);
+  at.now += 6 * kSecond;
+  at.tier.tick(at.now);
+  CHECK(at.tier.health() == FileTier::Health::kOut);
+  CHECK(at.tier.why().find("stood still for 6 s") != std::string::npos);
+  std::vector<FileTier::Ended> ends;
+  at.tier.take_ends(ends);
+  REQUIRE(ends.size() == 1);  // what waited; the memory of the other is still in use
+  CHECK(ends[0].end == FileTier::End::kOut);
+  at.now += 60 * kSecond;
+  CHECK(at.tier.next(at.now) == nullptr);  // no probe beside a job that stands still
+  perform(*stuck, at.disk);
+  at.tier.done(stuck, at.now);
+  CHECK(at.run() == FileTier::End::kDone);
+  CHECK(at.tier.health() == FileTier::Health::kUp);
+  CHECK(at.read(1) == FileTier::Answer::kBegun);
+  CHECK(at.run() == FileTier::End::kDone);
+}
+
+TEST(a_file_system_that_is_read_only_takes_no_pages_and_gives_those_that_are_there) {
+  Tier at;
+  CHECK(at.write(1) == FileTier::Answer::kBegun);
+  CHECK(at.run() == FileTier::End::kDone);
+  at.disk.fail(100, EROFS);
+  CHECK(at.write(2) == FileTier::Answer::kBegun);
+  CHECK(at.run() == FileTier::End::kFailed);
+  at.disk.fail(0, 0);
+  CHECK(at.tier.health() == FileTier::Health::kReadOnly);
+  CHECK(at.write(3) == FileTier::Answer::kOut);
+  CHECK(at.read(1) == FileTier::Answer::kBegun);
+  CHECK(at.run() == FileTier::End::kDone);
+}
+
+TEST(a_full_disk_leaves_the_segments_that_there_are) {
+  Tier at;
+  for (std::uint64_t key = 0; key < 8; ++key) CHECK(at.write(key) == FileTier::Answer::kBegun);
+  CHECK(at.run() == FileTier::End::kDone);
+  at.disk.fail(100, ENOSPC);  // for the second segment
+  CHECK(at.write(8) == FileTier::Answer::kBegun);
+  CHECK(at.run() == FileTier::End::kFailed);
+  at.disk.fail(0, 0);
+  CHECK(at.tier.health() == FileTier::Health::kUp);
+  CHECK(at.write(9) == FileTier::Answer::kBegun);  // in place of the oldest
+  CHECK(at.run() == FileTier::End::kDone);
+  CHECK(at.has(9) && !at.has(0) && at.has(1));
+  at.now += 100 * kSecond;
+  CHECK(at.write(10) == FileTier::Answer::kBegun);  // the second is tried again
+  CHECK(at.run() == FileTier::End::kDone);
+  CHECK(at.has(1) && at.has(10));
+}
+
+TEST(a_tenant_makes_room_among_its_own_pages_and_a_slow_load_is_refused) {
+  Tier at;
+  for (std::uint64_t key = 0; key < 3; ++key) CHECK(at.write(key, 1) == FileTier::Answer::kBegun);
+  CHECK(at.run() == FileTier::End::kDone);
+  at.tier.index().set_bound(0, 2 * kBlockNbytes);
+  for (std::uint64_t key = 10; key < 13; ++key) {
+    CHECK(at.write(key, 0) == FileTier::Answer::kBegun);
+    at.run();
+  }
+  CHECK(at.has(0) && at.has(1) && at.has(2));
+  CHECK(!at.has(10) && at.has(11) && at.has(12));
+  CHECK_EQ(at.tier.index().tenant_nbytes(0), 2 * kBlockNbytes);
+  CHECK(at.read(11, 1) == FileTier::Answer::kTooSlow);
+  CHECK(at.read(11, kSecond) == FileTier::Answer::kBegun);
+}
+
+TEST(a_place_that_fails_twice_rests_until_its_segment_is_cut_anew) {
+  Tier at(1);
+  CHECK(at.write(1) == FileTier::Answer::kBegun);
+  CHECK(at.run() == FileTier::End::kDone);
+  at.disk.fail(100, EIO);
+  for (int round = 0; round < 2; ++round) {
+    CHECK_EQ(at.tier.index().num_resting(), 0u);
+    CHECK(at.write(2) == FileTier::Answer::kBegun);
+    CHECK(at.run() == FileTier::End::kFailed);
+  }
+  at.disk.fail(0, 0);
+  CHECK_EQ(at.tier.index().num_resting(), 1u);
+  for (std::uint64_t key = 2; key < 9; ++key) CHECK(at.write(key) == FileTier::Answer::kBegun);
+  CHECK(at.run() == FileTier::End::kDone);
+  CHECK(!at.has(1) && at.has(8));  // seven places are left of eight
+  at.tier.index().check();
+}
+
 }  // namespace
 }  // namespace kvxfer::store

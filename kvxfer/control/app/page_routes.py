@@ -57,7 +57,7 @@ def add_pages(api: Api, daemon: NodeDaemon) -> None:
         """Pages in the order of their parking."""
         if daemon.pages is None:
             return schema.Listed[schema.Page](items=[])
-        return daemon.pages.listed(caller_of(request).tenants, tenant, cursor, limit)
+        return await daemon.pages.listed(caller_of(request).tenants, tenant, cursor, limit)
 
     @api.change("POST", "/v1/pages/park", "transfer", tenants=True, tags=["pages"])
     async def park_pages(request: Request, asked: schema.ParkRequest) -> schema.PagesDone:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvxfer.control.agents.attached import Attached
     from kvxfer.control.app.event_routes import EventStreams
     from kvxfer.control.daemon.node import NodeDaemon
+    from kvxfer.control.schema import Pool
 
 
 _ID: Final = re.compile(r"[0-9a-z.-]{1,64}")
@@ -215,23 +216,61 @@ class Metrics:
 
         if self._daemon.pages is None:
             return
-        for pool in self._daemon.pages.pools(None):
-            yield GaugeMetricFamily("kvxfer_pool_bytes", "Bytes of the host pool.", pool.nbytes)
-            yield GaugeMetricFamily(
-                "kvxfer_pool_used_bytes", "Bytes of the host pool that hold pages.", pool.used_nbytes
-            )
-            yield GaugeMetricFamily("kvxfer_pool_pinned_bytes", "Bytes of pinned pages.", pool.pinned_nbytes)
-            yield GaugeMetricFamily("kvxfer_pool_pages", "Pages in the host pool.", pool.pages)
-            yield GaugeMetricFamily("kvxfer_pool_leases", "Open leases of pages.", pool.leases)
-            yield CounterMetricFamily("kvxfer_pool_parked", "Pages that were parked.", pool.parked_total)
-            yield CounterMetricFamily(
-                "kvxfer_pool_hits", "Requested pages that were in the pool.", pool.hits_total
-            )
-            yield CounterMetricFamily(
-                "kvxfer_pool_misses", "Requested pages that were not in the pool.", pool.misses_total
-            )
-            yield CounterMetricFamily("kvxfer_pool_evicted", "Pages that were evicted.", pool.evicted_total)
-            yield CounterMetricFamily("kvxfer_pool_dropped", "Pages that were dropped.", pool.dropped_total)
+        pool, *files = self._daemon.pages.pools(None)
+        yield GaugeMetricFamily("kvxfer_pool_bytes", "Bytes of the host pool.", pool.nbytes)
+        yield GaugeMetricFamily(
+            "kvxfer_pool_used_bytes", "Bytes of the host pool that hold pages.", pool.used_nbytes
+        )
+        yield GaugeMetricFamily("kvxfer_pool_pinned_bytes", "Bytes of pinned pages.", pool.pinned_nbytes)
+        yield GaugeMetricFamily("kvxfer_pool_pages", "Pages in the host pool.", pool.pages)
+        yield GaugeMetricFamily("kvxfer_pool_leases", "Open leases of pages.", pool.leases)
+        yield CounterMetricFamily("kvxfer_pool_parked", "Pages that were parked.", pool.parked_total)
+        yield CounterMetricFamily(
+            "kvxfer_pool_hits", "Requested pages that were in the pool.", pool.hits_total
+        )
+        yield CounterMetricFamily(
+            "kvxfer_pool_misses", "Requested pages that were not in the pool.", pool.misses_total
+        )
+        yield CounterMetricFamily("kvxfer_pool_evicted", "Pages that were evicted.", pool.evicted_total)
+        yield CounterMetricFamily("kvxfer_pool_dropped", "Pages that were dropped.", pool.dropped_total)
+        for tier in files:
+            yield from _page_files(tier)
+
+
+def _page_files(tier: Pool) -> Iterator[Any]:
+    """Figures of pages in files."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    def gauge(name: str, help_: str, value: float) -> Any:
+        return GaugeMetricFamily(f"kvxfer_page_files_{name}", help_, value)
+
+    def counter(name: str, help_: str, value: float) -> Any:
+        return CounterMetricFamily(f"kvxfer_page_files_{name}", help_, value)
+
+    yield gauge("up", "Whether pages are read from files and written to them.", tier.state == "up")
+    yield gauge("bytes", "Bytes that pages in files may take.", tier.nbytes)
+    yield gauge("used_bytes", "Bytes of pages in files.", tier.used_nbytes)
+    yield gauge("pages", "Pages in files.", tier.pages)
+    yield gauge("queue", "Reads and writes of pages that wait for the disk.", tier.parking)
+    yield counter("written", "Pages that were written to files.", tier.parked_total)
+    yield counter("hits", "Pages that were not in memory, and were in files.", tier.hits_total)
+    yield counter("misses", "Pages that were in neither.", tier.misses_total)
+    yield counter("evicted", "Pages that were evicted from files.", tier.evicted_total)
+    yield counter("dropped", "Pages that were dropped from files.", tier.dropped_total)
+    seconds = GaugeMetricFamily(
+        "kvxfer_page_files_read_seconds",
+        "Time of the last thousand reads of a page, with its wait.",
+        labels=["quantile"],
+    )
+    seconds.add_metric(["0.5"], tier.read_p50_s)
+    seconds.add_metric(["0.99"], tier.read_p99_s)
+    yield seconds
+    faults = CounterMetricFamily(
+        "kvxfer_page_files_faults", "Reads and writes of pages that failed or were refused.", labels=["reason"]
+    )
+    for reason, count in tier.faults_total.items():
+        faults.add_metric([reason], count)
+    yield faults
 
 
 def _by_name(agents: Iterable[Attached]) -> dict[str, list[Attached]]:

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvxfer.control.host_pool.page import PageKey
 from kvxfer.control.host_pool.page_salts import PageSalts
@@ -28,6 +28,14 @@ OnEvicted = Callable[[list[bytes]], None]
 
 # Memory of reads and writes that never ended: the disk may still use it.
 _left: list[Any] = []
+
+
+class PageInFiles(NamedTuple):
+    """A page as its head names it; a long key is cut, and ends in dots."""
+
+    key: PageKey
+    nbytes: int
+    place: tuple[int, int]
 
 
 class FileTier:
@@ -184,6 +192,19 @@ class FileTier:
     def read_s(self, nbytes: int, count: int) -> float:
         """Returns how long reading `count` pages will take, by what is known of the disk."""
         return self._files.read_s(nbytes) * max(count / 16, 1.0)
+
+    async def pages(self, tenant: str | None, after: tuple[int, int], most: int) -> list[PageInFiles]:
+        """Returns pages in the order of their places, from the place `after` on; waits for the disk."""
+        number = None if tenant is None else self._salts.tenants().get(tenant)
+        if tenant is not None and number is None:
+            return []
+        found = await asyncio.to_thread(self._files.pages, *after, number, most)
+        return [
+            PageInFiles(
+                PageKey(*self._salts.all[salt][:4], f"{key}..." if is_cut else key), nbytes, (segment, slot)
+            )
+            for segment, slot, salt, key, is_cut, nbytes in found
+        ]
 
     # ---- figures -----------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -23,6 +24,11 @@ from kvxfer.lease_token import LeaseToken
 
 # What is pinned is read from files first.
 _PIN_S: Final = 30.0
+
+
+# The cursor of a list that goes on with what is in files: a segment, and a slot in it.
+_PLACE: Final = re.compile(r"files-(\d{1,9})-(\d{1,9})")
+_IN_FILES: Final = {"state": "parked", "tier": "files", "pinned": False, "holds": 0, "fetches": 0}
 
 
 class PageDesk:
@@ -123,20 +129,32 @@ class PageDesk:
         keys = _keys(asked)
         return await self._done(asked, keys, await self._pool.drop(keys))
 
-    def listed(
+    async def listed(
         self, tenants: frozenset[str] | None, tenant: str | None, cursor: str, limit: int
     ) -> schema.Listed[schema.Page]:
-        """Returns pages in the order of their parking."""
+        """Returns pages in the order of their parking, and then those that are in files alone."""
         if tenant is None and tenants is not None:
             tenant = min(tenants)  # one tenant at a time: a token names few
             if len(tenants) > 1:
                 raise Refusal("conflict", f"this token has several tenants: name one of {sorted(tenants)}")
         if tenant is not None and tenants is not None and tenant not in tenants:
             return schema.Listed[schema.Page](items=[])
-        after = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 19 else 0
-        found = self._pool.pages(tenant, after, limit)
-        items = [schema.Page.model_validate(page.document()) for page in found]
-        next_ = str(found[-1].serial) if len(found) == limit else None
+        if (place := _PLACE.fullmatch(cursor)) is not None and self._pool.files is not None:
+            in_files = await self._pool.files.pages(tenant, (int(place[1]), int(place[2])), limit)
+            found = self._pool.find(page.key for page in in_files)
+            items = [
+                schema.Page.model_validate({**page.key._asdict(), "nbytes": page.nbytes, **_IN_FILES})
+                for page, in_memory in zip(in_files, found, strict=True)
+                if in_memory is None
+            ]
+            next_ = _cursor(*in_files[-1].place) if len(in_files) == limit else None
+        else:
+            after = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 19 else 0
+            pages = self._pool.pages(tenant, after, limit)
+            items = [schema.Page.model_validate(page.document()) for page in pages]
+            next_ = str(pages[-1].serial) if len(pages) == limit else None
+            if next_ is None and self._pool.files is not None:
+                next_ = _cursor(0, -1)
         return schema.Listed[schema.Page].model_construct(items=items, next=next_)
 
     def pools(self, tenants: frozenset[str] | None) -> Sequence[schema.Pool]:
@@ -261,6 +279,11 @@ def _shown_files(files: FileTier, tenants: frozenset[str] | None) -> schema.Pool
             for name in ("damaged", "read-errors", "write-errors", "no-room", "busy", "out")
         },
     )
+
+
+def _cursor(segment: int, slot: int) -> str:
+    """Returns the cursor that begins behind a place."""
+    return f"files-{segment}-{slot + 1}"
 
 
 def _token(text: str | None) -> LeaseToken | None:

@@ -99,6 +99,7 @@ class Page(ResponseModel):
     layout: str = Field(description="Digest of the contents of a page of its layout")
     key: str
     state: str
+    tier: str = Field(default="memory", description="memory, or files: it is read from there when asked for")
     nbytes: int
     pinned: bool
     holds: int
