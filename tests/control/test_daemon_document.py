@@ -43,8 +43,12 @@ async def test_each_figure_is_explained(served: Served) -> None:
     rows = re.findall(r"^\| (`kvxfer_.*?) \|", DOCUMENT, re.M)
     told = {name for row in rows for name in re.findall(r"`(kvxfer_\w+)`", row)}
     of_pools = {name for name in told if name.startswith("kvxfer_pool_")}
-    assert shown == told - of_pools
+    of_files = {name for name in told if name.startswith("kvxfer_page_files_")}
+    assert shown == told - of_pools - of_files
     source = (SOURCES / "app/scrape.py").read_text()
+    made = re.findall(r'(counter|gauge)\("(\w+)"', source)
+    ends = {f"{name}_total" if kind == "counter" else name for kind, name in made}
+    assert of_files == {f"kvxfer_page_files_{end}" for end in {*ends, "read_seconds", "faults_total"}}
     assert of_pools == {
         f"{name}_total" if kind == "Counter" else name
         for kind, name in re.findall(r'(Counter|Gauge)MetricFamily\(\s*"(kvxfer_pool_\w+)"', source)

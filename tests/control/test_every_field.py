@@ -83,7 +83,8 @@ def test_every_request_has_a_test() -> None:
 async def sender(tmp_path: Path, seed: int) -> AsyncIterator[Sender]:
     """Two agents with the regions ``kv`` and ``layers`` of random bytes, at a daemon with a pool."""
     rng = np.random.default_rng(seed)
-    async with node_of_agents(tmp_path, own_agent=True, pool_gib=1 / 64) as node:
+    files = {"pages_dir": tmp_path / "kv", "pages_gib": 0.25}
+    async with node_of_agents(tmp_path, own_agent=True, pool_gib=1 / 64, **files) as node:
         for agent in (node.here, node.there):
             node.memory[agent.name][:] = rng.integers(1, 256, node.memory[agent.name].shape, np.uint8)
             array = rng.integers(1, 256, (NUM_LAYERS, NUM_BLOCKS, WIDTH), np.uint8)
@@ -398,10 +399,13 @@ async def test_pages(sender: Sender) -> None:
     await node.client.delete(f"/v1/leases/{token['id']}")
     assert await park(**other | {"keys": ["late"]}, lease=token["token"]) == "lease-ended"
     assert await park(keys=["k", "late"], blocks=[5, 6], timeout_s=30.0) == ["present", "parked"]
+    assert await park(keys=["safe"], blocks=[7], acknowledge="durable") == ["parked"]
+    (in_files,) = (each for each in (await node.get("/v1/pools"))["items"] if each["name"] == "files")
+    assert in_files["used_nbytes"] > 0
     landing = node.here.regions["layers"]
     expected = node.here.expect(b"layers", [2], landing)
     asked = {"keys": ["l"], "layout": layers, "agent": "here", "region": "layers", "blocks": [2]}
-    assert await fetch(**asked, notify="layers", timeout_s=30.0) == ["done"]
+    assert await fetch(**asked, notify="layers", timeout_s=30.0, worth_s=30.0) == ["done"]
     await expected
     np.testing.assert_array_equal(node.memory["here/layers"][:, 2], node.memory["there/layers"][:, 3])
 
@@ -428,7 +432,7 @@ async def test_pages(sender: Sender) -> None:
         assert refused.value.code == "not-permitted"
         await node.there.read(node.regions["there"], part.descriptor(), part.blocks, [0], lease=part.lease())
         np.testing.assert_array_equal(there[0], here[block])
-    assert (await lease(ttl_s=LONG_S + 1))["seconds_left"] == LONG_S + 1
+    assert (await lease(ttl_s=LONG_S + 1, timeout_s=20.0, worth_s=20.0))["seconds_left"] == LONG_S + 1
     for wrong in ({"keys": ["none"]}, {"layout": layers}):
         assert not (await lease(**wrong, ttl_s=LONG_S))["parts"]
 
@@ -444,4 +448,4 @@ async def test_pages(sender: Sender) -> None:
         assert {name: pinned[name] for name in salt_of} == salt_of
         assert await which("drop", **salt_of) == ["done"]
         assert await which("pin", **salt_of) == ["missing"]
-    assert {each["key"] for each in (await node.get(pages))["items"]} == {"l", "late"}
+    assert {each["key"] for each in (await node.get(pages))["items"]} == {"l", "late", "safe"}

@@ -83,6 +83,8 @@ async def test_pages_outlive_memory_and_the_daemon(
         # What is in files is not read from the engine again.
         assert (await parked(node, source, 4)).new == []
     async with keeping(daemon, tmp_path) as node:
+        with pytest.raises(TransferError, match="too slow: reading 4 pages"):
+            await node.pool.load(keys[:4], BOUND_S, worth_s=1e-9)
         assert await found(node, reader, keys) == wanted
         assert await node.pool.drop(keys[:8]) == keys[:8]
         assert await found(node, reader, keys) == {key: wanted[key] for key in names(16, 8)}

@@ -222,6 +222,8 @@ ALL_OPTIONS = {
     "--secret-file": "secret",
     "--directory": "unix:run/api.sock",
     "--pool-gib": "0.01",
+    "--pages-dir": "kv",
+    "--pages-gib": "0.25",
     "--allow": "10.0.0.0/8,localhost",
     "--require": "shm,tcp",
     "--most-transfers": "10",

@@ -121,7 +121,7 @@ def below_the_engine(*folders: str) -> str:
 MAY_INCLUDE = {
     "include": r"kvxfer/",
     "gpu": r"(gpu|kvxfer)/",
-    "core": r"(?!transports/|raw_agent/)",
+    "core": r"(?!transports/|raw_agent/|store/)",
     "core/system": below_the_engine("system"),
     "core/tls": below_the_engine("tls"),
     "core/control": below_the_engine("control", "system", "tls"),
@@ -129,7 +129,8 @@ MAY_INCLUDE = {
     "core/engine": r"(?!core/(engine|runtime)\.h$)",
     "core/runtime": r"(?!core/runtime\.h$)",
     "raw_agent": r"(core|raw_agent|kvxfer)/",
-    "bindings": r"(core|raw_agent|gpu|kvxfer|bindings)/|[^/]+$",
+    "store": r"(store|kvxfer)/|core/(copy/crc32c|system/\w+)\.h$",
+    "bindings": r"(core|raw_agent|store|gpu|kvxfer|bindings)/|[^/]+$",
     "transports": r"(?!core/runtime|core/engine|bindings/|raw_agent/)",
     **{
         f"transports/{path.name}": rf"transports/({path.name}|common|fabric|stream)/|(?!transports/)"

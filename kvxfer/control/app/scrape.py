@@ -266,7 +266,9 @@ def _page_files(tier: Pool) -> Iterator[Any]:
     seconds.add_metric(["0.99"], tier.read_p99_s)
     yield seconds
     faults = CounterMetricFamily(
-        "kvxfer_page_files_faults", "Reads and writes of pages that failed or were refused.", labels=["reason"]
+        "kvxfer_page_files_faults",
+        "Reads and writes of pages that failed or were refused.",
+        labels=["reason"],
     )
     for reason, count in tier.faults_total.items():
         faults.add_metric([reason], count)
