@@ -83,8 +83,9 @@ def test_every_request_has_a_test() -> None:
 async def sender(tmp_path: Path, seed: int) -> AsyncIterator[Sender]:
     """Two agents with the regions ``kv`` and ``layers`` of random bytes, at a daemon with a pool."""
     rng = np.random.default_rng(seed)
-    files = {"pages_dir": tmp_path / "kv", "pages_gib": 0.25}
-    async with node_of_agents(tmp_path, own_agent=True, pool_gib=1 / 64, **files) as node:
+    async with node_of_agents(
+        tmp_path, own_agent=True, pool_gib=1 / 64, pages_dir=tmp_path / "kv", pages_gib=0.25
+    ) as node:
         for agent in (node.here, node.there):
             node.memory[agent.name][:] = rng.integers(1, 256, node.memory[agent.name].shape, np.uint8)
             array = rng.integers(1, 256, (NUM_LAYERS, NUM_BLOCKS, WIDTH), np.uint8)
