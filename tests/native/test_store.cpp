@@ -2,18 +2,15 @@
 // made up, so that a seed replays each order of ends, each crash and each loss of power.
 #include "store/file_tier.h"
 
-#include <unistd.h>
-
 #include <cerrno>
-#include <cstdlib>
-#include <filesystem>
+#include <cstring>
 #include <map>
 #include <memory>
-#include <optional>
-#include <thread>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "check.h"
-#include "store/page_files.h"
 
 namespace kvxfer::store {
 namespace {
