@@ -106,7 +106,7 @@ class PyPageFiles {
     return nb::bytes(answer.data(), answer.size());
   }
   nb::list pages(std::uint32_t segment, std::uint32_t slot, std::optional<std::uint32_t> tenant,
-                std::size_t most) {
+                 std::size_t most) {
     std::vector<PageFiles::Listed> found;
     {
       const WithoutGil released;
