@@ -100,6 +100,7 @@ _COMMANDS = (
         prepare="serving.systems:enter_environment",
     ),
     _Command("parking", "parking.measure:ParkingOptions", "parking.measure:run", "parking.measure:parts"),
+    _Command("store", "store.measure:StoreOptions", "store.measure:run", "store.measure:parts"),
     _Command("daemon", "daemon.measure:DaemonOptions", "daemon.measure:run", "daemon.measure:parts"),
     _Command("plan", "plan.measure:PlanOptions", "plan.measure:run", "plan.measure:parts"),
     _Command("setup", "setup.measure:SetupOptions", "setup.measure:run", "setup.measure:parts"),

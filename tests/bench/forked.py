@@ -8,7 +8,7 @@ from tests import forked
 from tests.forked import environment as environment
 from tests.forked import main as main
 
-_MEASURED: Final = ("daemon", "handover", "latency", "pages", "parking", "plan", "scale", "setup")
+_MEASURED: Final = ("daemon", "handover", "latency", "pages", "parking", "plan", "scale", "setup", "store")
 MODULES: Final = (
     "kvxfer.cli.app",
     "kvxfer.cli.bench",

@@ -17,6 +17,7 @@ from kvxfer.bench.daemon.measure import SCENES
 from kvxfer.bench.report import results
 from kvxfer.bench.scale.measure import COLUMNS, SERIES
 from kvxfer.bench.setup.measure import FIGURES as SETUP_FIGURES
+from kvxfer.bench.store.measure import OPENED
 from tests import fork_server
 
 pytest.importorskip("typer")
@@ -32,6 +33,7 @@ DAEMON = ["daemon", "--seconds", "1", "--iterations", "1", "--records", "3000", 
 DAEMON += ["--watchers", "8", "--events-per-s", "1000", "--transfers-per-s", "200"]
 BY_DAY = ("start", "requests", "events")  # the other scenes are measured at night
 PLAN = ["plan", "--layers", "4", "--blocks", "30", "--iterations", "3"]
+STORE = ["store", "--page-kib", "16,32", "--total-mib", "1", "--slots", "700", "--iterations", "2"]
 PROGRAM = "import runpy; runpy.run_module('kvxfer.bench', run_name='__main__', alter_sys=True)"
 
 
@@ -192,6 +194,16 @@ def test_pages_are_parked_and_fetched(order: str, memory: str, transport: str) -
     result = result_of(*PARKING, "--order", order, "--memory", memory, "--transport", transport)
     check_figures(result, "park_gb_s", "fetch_gb_s", "copy_gb_s", "park_ratio", "fetch_nt_ratio")
     assert result["num_pages"] * result["page_nbytes"] == 4 << 20
+
+
+def test_pages_go_into_files_and_come_back(tmp_path: Path) -> None:
+    result = result_of(*STORE, "--fio", "", "--pages-dir", str(tmp_path))
+    assert [row["page_kib"] for row in result["rows"]] == result["page_kib"] == [16, 32]
+    for row in result["rows"]:
+        check_figures(row, "read_gb_s", "write_gb_s", "read_share", "write_share", "read_cpu_s_per_gib")
+    assert result["opened"]["slots"] == 700
+    check_figures(result["opened"], *OPENED)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

@@ -1,0 +1,1 @@
+"""``kvxfer bench store``: pages from memory into a directory's files, and back."""
