@@ -7,7 +7,9 @@ import math
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,6 +38,14 @@ def doctor(
         typer.Option(
             metavar="TRANSPORTS",
             help="Transports that must work, e.g. shm,tcp; with --peer one of them must be the path in use.",
+        ),
+    ] = "",
+    pages_dir: Annotated[
+        str,
+        typer.Option(
+            "--pages-dir",
+            metavar="DIR",
+            help="Also examine this directory, in which a daemon is to keep pages.",
         ),
     ] = "",
     show_problems: Annotated[
@@ -83,6 +93,8 @@ def doctor(
 
     kvxfer doctor --require shm,tcp --json
 
+    kvxfer doctor --pages-dir /var/lib/kvxfer/pages
+
     kvxfer doctor --serve --listen 0.0.0.0:7301
 
     kvxfer doctor --peer 10.0.0.7:7301
@@ -91,7 +103,8 @@ def doctor(
     available_transports.check_names(required, "--require")
     available_transports.check_names(willing, "--transports")
     if serve:
-        _check_alone("--serve", {"--peer": peer, "--require": require, "--problems": show_problems})
+        others = {"--peer": peer, "--require": require, "--pages-dir": pages_dir, "--problems": show_problems}
+        _check_alone("--serve", others)
         options = replace(_options(willing), listen=_listening(listen) if listen else _ANY_PORT)
         _serve(options, as_json=json)
         return
@@ -107,7 +120,7 @@ def doctor(
     if peer:
         # Wrong options are refused before anything is examined.
         replace(_options(willing), connect_timeout_s=timeout_s).to_native()
-    report = report_of.examine(required)
+    report = report_of.examine(required, pages_folder=Path(pages_dir).absolute() if pages_dir else None)
     if peer:
         findings, report.peer = peer_reach.examine(
             address, _options(willing).transports, required, timeout_s, measure_s
@@ -145,7 +158,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
-def _check_alone(what: str, others: dict[str, str | bool]) -> None:
+def _check_alone(what: str, others: Mapping[str, object]) -> None:
     for name, value in others.items():
         if value:
             raise invalid(f"{name} cannot be combined with {what}: leave one out")
