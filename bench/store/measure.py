@@ -44,7 +44,8 @@ FIGURES = {
     "fio_read_gb_s": ("", "the same, fio"),
     "write_gb_s": ("", "memory to files"),
     "fio_write_gb_s": ("", "the same, fio"),
-    "read_cpu_s_per_gib": ("", "processor time for a GiB read: threads, checksums and the caller's loop"),
+    "read_cpu_s_per_gib": ("", "processor time for a GiB read: threads with their checksums, and the caller"),
+    "caller_cpu_s_per_gib": ("", "of these the caller's loop, in Python"),
     "fio_read_cpu_s_per_gib": ("", "the same, fio, which checks nothing"),
 }
 OPENED = {
@@ -203,6 +204,10 @@ def _compare(
                     ]
                     add(f"{way}_gb_s", _PASSES / sum(1 / each.gb_s[way] for each in moved))
                     add(f"{way}_cpu_s_per_gib", sum(each.cpu_s_per_gib for each in moved) / _PASSES)
+                    if way == "read":
+                        add(
+                            "caller_cpu_s_per_gib", sum(each.caller_cpu_s_per_gib for each in moved) / _PASSES
+                        )
                 elif other is not None:
                     theirs = other.run(way, page_nbytes, best[way])
                     add(f"fio_{way}_gb_s", theirs.gb_s)

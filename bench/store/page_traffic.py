@@ -8,7 +8,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -41,10 +41,11 @@ class _Stream:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What a stretch of traffic came to; the processor time is the whole process's."""
+    """What a stretch of traffic came to; the processor time is the whole process's, and the caller's part."""
 
-    gb_s: dict[Way, float] = field(default_factory=dict)
-    cpu_s_per_gib: float = 0.0
+    gb_s: dict[Way, float]
+    cpu_s_per_gib: float
+    caller_cpu_s_per_gib: float
 
 
 class PageTraffic:
@@ -146,13 +147,14 @@ class PageTraffic:
             if not self._running or time.perf_counter() >= until:
                 break
             self._collect()
-        took_s, cpu_s = time.perf_counter() - started, _cpu_s() - before
+        took_s, after = time.perf_counter() - started, _cpu_s()
         moved = {stream.way: stream.moved * self._page_nbytes for stream in streams}
         while self._running:
             self._collect()
-        return Moved(
-            {way: nbytes / took_s / 1e9 for way, nbytes in moved.items()}, cpu_s / sum(moved.values()) * GIB
+        process, caller = (
+            (end - begin) / sum(moved.values()) * GIB for begin, end in zip(before, after, strict=True)
         )
+        return Moved({way: nbytes / took_s / 1e9 for way, nbytes in moved.items()}, process, caller)
 
     def _begin(self, stream: _Stream) -> None:
         number = next(stream.numbers, None)
@@ -202,6 +204,8 @@ def _digest(number: int) -> bytes:
     return hashlib.blake2b(number.to_bytes(8, "little"), digest_size=16).digest()
 
 
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+def _cpu_s() -> tuple[float, float]:
+    """Returns the processor time of this process, and of this thread."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_THREAD)]
+    process, thread = (each.ru_utime + each.ru_stime for each in used)
+    return process, thread
