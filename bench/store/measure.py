@@ -22,7 +22,7 @@ from kvxfer.bench.run.stats import GIB, KIB, MIB, spread
 from kvxfer.bench.store import fio, opening_end, slot_heads
 from kvxfer.bench.store.page_traffic import PageTraffic
 
-# Of the tier and of fio's file: each byte moves so often in a run, which then takes about a second.
+# Each page moves so often in a run, which then takes about a second.
 _PASSES: Final = 2
 _BOTH_S: Final = 1.5
 _OPENINGS: Final = 3
@@ -74,9 +74,13 @@ class StoreOptions:
         ),
     ] = ""
     page_kib: Annotated[tuple[int, ...], Option("Sizes of pages.", at_least=4)] = (256, 2048)
-    total_mib: Annotated[
-        int, Option("Bytes of the pages in the files; fio's file has as many.", at_least=1)
-    ] = 512
+    total_mib: Annotated[int, Option("Bytes of the pages in the files.", at_least=1)] = 512
+    memory: Annotated[
+        str,
+        Option(
+            "The pool's memory: huge pages, as a daemon's, or base pages, as fio's.", one_of=("huge", "base")
+        ),
+    ] = "huge"
     slots: Annotated[int, Option("Pages of the directory that is opened.", at_least=1)] = 1_000_000
     iterations: Annotated[int, Option("How often to measure each, in turns.", at_least=1)] = 9
     fio: Annotated[str, Option("The program fio; empty for none.", value="PROGRAM")] = "fio"
@@ -93,7 +97,7 @@ class StoreOptions:
     @property
     def needed_nbytes(self) -> int:
         """How much of the disk it takes at most."""
-        return max(2 * self.total_mib * MIB, self.slots * _HEAD_NBYTES) + _MARGIN_NBYTES
+        return max(self.total_mib * MIB, self.slots * _HEAD_NBYTES) + _MARGIN_NBYTES
 
 
 def run(options: StoreOptions, progress: Say) -> Message:
@@ -162,15 +166,21 @@ def _measure(options: StoreOptions, directory: Path, program: str, progress: Say
         files = directory / f"pages-{page_kib}"
         nbytes = options.total_mib * MIB // (page_kib * KIB) * page_kib * KIB
         step(f"filling the files with pages of {page_kib} KiB")
-        other = fio.Fio(program, directory / "fio", nbytes, _PASSES) if program else None
-        traffic = PageTraffic(files, nbytes // (page_kib * KIB), page_kib * KIB, options.seed)
+        traffic = PageTraffic(
+            files,
+            nbytes // (page_kib * KIB),
+            page_kib * KIB,
+            options.seed,
+            huge_pages=options.memory == "huge",
+        )
         try:
+            traffic.write_all()
+            other = fio.Fio(program, sorted(files.glob("*.pages")), _PASSES) if program else None
             rows.append({"page_kib": page_kib} | _compare(options, page_kib, traffic, other, step))
             facts = {"why_not_direct": traffic.why_not_direct, "page_kind": traffic.page_kind}
         finally:
             traffic.close()
             shutil.rmtree(files)
-            (directory / "fio").unlink(missing_ok=True)
     step(f"opening a directory of {options.slots} pages")
     return {**facts, "rows": rows, "opened": _open(options, directory / "opened")}
 
@@ -180,7 +190,6 @@ def _compare(
 ) -> Message:
     """Writes and reads in turns with fio, then does both at once, and checks the bytes first and last."""
     page_nbytes = page_kib * KIB
-    traffic.write_all()
     traffic.read_all(checks=True)
     best: dict[fio.Way, fio.Setting] = {}
     ways: tuple[fio.Way, fio.Way] = ("write", "read")
@@ -209,9 +218,12 @@ def _compare(
                             "caller_cpu_s_per_gib", sum(each.caller_cpu_s_per_gib for each in moved) / _PASSES
                         )
                 elif other is not None:
+                    # Pages are not whole after it has written, and are written again before they are read.
                     theirs = other.run(way, page_nbytes, best[way])
                     add(f"fio_{way}_gb_s", theirs.gb_s)
                     add(f"fio_{way}_cpu_s_per_gib", theirs.cpu_s_per_gib)
+            if way == "write" and other is not None:
+                traffic.write_all()
         both = traffic.both(_BOTH_S)
         for way in ways:
             add(f"{way}_share", both.gb_s[way] / rates[f"{way}_gb_s"][-1])

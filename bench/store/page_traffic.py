@@ -55,7 +55,9 @@ class PageTraffic:
     page takes the place of the oldest one.
     """
 
-    def __init__(self, directory: Path, num_pages: int, page_nbytes: int, seed: int) -> None:
+    def __init__(
+        self, directory: Path, num_pages: int, page_nbytes: int, seed: int, *, huge_pages: bool = True
+    ) -> None:
         self._num_pages, self._page_nbytes = num_pages, page_nbytes
         self._window = max(min(_WINDOW, num_pages // 8), 1)
         self._files = PageFiles(str(directory), num_pages * page_nbytes, [0])
@@ -63,7 +65,7 @@ class PageTraffic:
         words = page_nbytes // 8
         self._body = self._chance.integers(0, 1 << 63, words, dtype=np.uint64)
         self._blocks = np.arange(page_nbytes // PAGE_FILE_BLOCK_NBYTES, dtype=np.uint64)
-        self._pool = kvxfer.Pool(2 * self._window, page_nbytes, name="bench-store")
+        self._pool = kvxfer.Pool(2 * self._window, page_nbytes, name="bench-store", huge_pages=huge_pages)
         self._pages = self._pool.array((2 * self._window, words), np.uint64)
         self._pages[:] = self._body
         self._address = memory.address_of(self._pages.view(np.uint8))
