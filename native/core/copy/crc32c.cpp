@@ -50,26 +50,46 @@ std::uint32_t crc32c_table(std::uint32_t state, const std::byte* bytes, std::siz
 // and are joined: a lane's state, moved past the bytes of the lanes after it, is linear in its
 // bits, hence a table a byte. 512 bytes a lane: joining costs 8 look-ups for 192 instructions.
 constexpr std::size_t kLaneNbytes = 512;
+// Bytes that lie in no cache come as fast as the prefetcher runs ahead, which stops at each lane's end:
+// 512 bytes a lane reach 2.7 GB/s from memory where 16 KiB reach 8, as fast as plain loads.
+constexpr std::size_t kLongLaneNbytes = 16384;
 
-constexpr std::array<std::array<std::uint32_t, 256>, 4> make_lane_shift() {
-  std::array<std::uint32_t, 32> moved{};  // what each bit of a state becomes after kLaneNbytes zeros
-  for (std::size_t bit = 0; bit < 32; ++bit) {
-    std::uint32_t state = 1u << bit;
-    for (std::size_t i = 0; i < kLaneNbytes; ++i) state = state >> 8 ^ kSlices[0][state & 0xff];
-    moved[bit] = state;
-  }
-  std::array<std::array<std::uint32_t, 256>, 4> tables{};
+using LaneShift = std::array<std::array<std::uint32_t, 256>, 4>;
+
+// `moved`: what each bit of a state becomes after a lane of zeros.
+constexpr LaneShift make_lane_shift(const std::array<std::uint32_t, 32>& moved) {
+  LaneShift tables{};
   for (std::size_t k = 0; k < 4; ++k)
     for (std::uint32_t byte = 0; byte < 256; ++byte)
       for (std::size_t bit = 0; bit < 8; ++bit)
         if (byte >> bit & 1) tables[k][byte] ^= moved[8 * k + bit];
   return tables;
 }
-constexpr auto kLaneShift = make_lane_shift();
 
+constexpr std::array<std::uint32_t, 32> moved_past(std::size_t nbytes) {
+  std::array<std::uint32_t, 32> moved{};
+  for (std::size_t bit = 0; bit < 32; ++bit) moved[bit] = 1u << bit;
+  // One byte, and then twice as many each time.
+  for (std::uint32_t& state : moved) state = state >> 8 ^ kSlices[0][state & 0xff];
+  for (std::size_t done = 1; done < nbytes; done *= 2) {
+    std::array<std::uint32_t, 32> twice{};
+    for (std::size_t bit = 0; bit < 32; ++bit)
+      for (std::size_t of = 0; of < 32; ++of)
+        if (moved[bit] >> of & 1) twice[bit] ^= moved[of];
+    moved = twice;
+  }
+  return moved;
+}
+static_assert((kLaneNbytes & (kLaneNbytes - 1)) == 0 && (kLongLaneNbytes & (kLongLaneNbytes - 1)) == 0);
+
+template <std::size_t kNbytes>
+constexpr LaneShift kLaneShift = make_lane_shift(moved_past(kNbytes));
+
+template <std::size_t kNbytes>
 std::uint32_t past_one_lane(std::uint64_t state) noexcept {
-  return kLaneShift[0][state & 0xff] ^ kLaneShift[1][state >> 8 & 0xff] ^ kLaneShift[2][state >> 16 & 0xff] ^
-         kLaneShift[3][state >> 24 & 0xff];
+  constexpr const LaneShift& shift = kLaneShift<kNbytes>;
+  return shift[0][state & 0xff] ^ shift[1][state >> 8 & 0xff] ^ shift[2][state >> 16 & 0xff] ^
+         shift[3][state >> 24 & 0xff];
 }
 
 std::uint64_t word_at(const std::byte* bytes) noexcept {
@@ -78,18 +98,26 @@ std::uint64_t word_at(const std::byte* bytes) noexcept {
   return word;
 }
 
+// Takes as many times three lanes as there are.
+template <std::size_t kNbytes>
+__attribute__((target("sse4.2"))) std::uint64_t take_lanes(std::uint64_t first, const std::byte*& bytes,
+                                                           std::size_t& nbytes) noexcept {
+  for (; nbytes >= 3 * kNbytes; nbytes -= 3 * kNbytes, bytes += 3 * kNbytes) {
+    std::uint64_t second = 0, third = 0;
+    for (std::size_t at = 0; at < kNbytes; at += 8) {
+      first = _mm_crc32_u64(first, word_at(bytes + at));
+      second = _mm_crc32_u64(second, word_at(bytes + kNbytes + at));
+      third = _mm_crc32_u64(third, word_at(bytes + 2 * kNbytes + at));
+    }
+    first = past_one_lane<kNbytes>(past_one_lane<kNbytes>(first) ^ second) ^ third;
+  }
+  return first;
+}
+
 __attribute__((target("sse4.2"))) std::uint32_t crc32c_sse42(std::uint32_t state, const std::byte* bytes,
                                                              std::size_t nbytes) noexcept {
-  std::uint64_t first = state;
-  for (; nbytes >= 3 * kLaneNbytes; nbytes -= 3 * kLaneNbytes, bytes += 3 * kLaneNbytes) {
-    std::uint64_t second = 0, third = 0;
-    for (std::size_t at = 0; at < kLaneNbytes; at += 8) {
-      first = _mm_crc32_u64(first, word_at(bytes + at));
-      second = _mm_crc32_u64(second, word_at(bytes + kLaneNbytes + at));
-      third = _mm_crc32_u64(third, word_at(bytes + 2 * kLaneNbytes + at));
-    }
-    first = past_one_lane(past_one_lane(first) ^ second) ^ third;
-  }
+  std::uint64_t first = take_lanes<kLongLaneNbytes>(state, bytes, nbytes);
+  first = take_lanes<kLaneNbytes>(first, bytes, nbytes);
   for (; nbytes >= 8; nbytes -= 8, bytes += 8) first = _mm_crc32_u64(first, word_at(bytes));
   state = static_cast<std::uint32_t>(first);
   for (; nbytes > 0; --nbytes, ++bytes) state = _mm_crc32_u8(state, std::to_integer<std::uint8_t>(*bytes));
