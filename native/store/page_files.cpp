@@ -165,13 +165,14 @@ FileTier::Answer PageFiles::sync(const PageDigest& digest, std::uint64_t ticket)
 
 std::vector<bool> PageFiles::look_up(std::span<const PageDigest> digests, bool counts) {
   std::vector<bool> there(digests.size());
+  std::vector<SlotIndex::Ref> refs(digests.size());
   const std::lock_guard locked(state_->lock);
+  state_->tier.index().find(digests, refs);
   for (std::size_t i = 0; i < digests.size(); ++i) {
-    const SlotIndex::Ref ref = state_->tier.index().find(digests[i]);
-    there[i] = state_->tier.health() != FileTier::Health::kOut && ref != SlotIndex::kNone;
+    there[i] = state_->tier.health() != FileTier::Health::kOut && refs[i] != SlotIndex::kNone;
     if (!counts) continue;
     state_->tier.count_look_up(there[i]);
-    if (there[i]) state_->tier.index().touch(ref);
+    if (there[i]) state_->tier.index().touch(refs[i]);
   }
   return there;
 }

@@ -1,6 +1,7 @@
 #include "store/slot_index.h"
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 #include <cstdlib>
 #include <utility>
@@ -57,15 +58,41 @@ std::size_t SlotIndex::bucket_of(std::uint64_t hash) const noexcept {
   return wide < buckets_.size() ? wide : hash & ((std::size_t{1} << level_) - 1);
 }
 
-SlotIndex::Ref SlotIndex::known(const PageDigest& digest) const noexcept {
-  Ref ref = buckets_[bucket_of(hash(digest))];
+SlotIndex::Ref SlotIndex::find_from(Ref ref, const PageDigest& digest) const noexcept {
   while (ref != kNone && entries_[ref].digest != digest) ref = entries_[ref].next_of_hash;
   return ref;
+}
+
+SlotIndex::Ref SlotIndex::known(const PageDigest& digest) const noexcept {
+  return find_from(buckets_[bucket_of(hash(digest))], digest);
 }
 
 SlotIndex::Ref SlotIndex::find(const PageDigest& digest) const noexcept {
   const Ref ref = known(digest);
   return ref != kNone && entries_[ref].state == State::kWhole ? ref : kNone;
+}
+
+void SlotIndex::find(std::span<const PageDigest> digests, std::span<Ref> refs) const noexcept {
+  // A million entries lie in no cache. A processor keeps some ten to twenty such accesses running.
+  constexpr std::size_t kAtATime = 16;
+  for (std::size_t first = 0; first < digests.size(); first += kAtATime) {
+    const std::size_t count = std::min(kAtATime, digests.size() - first);
+    const auto asked = digests.subspan(first, count);
+    const auto into = refs.subspan(first, count);
+    std::array<const Ref*, kAtATime> buckets;
+    for (std::size_t i = 0; i < count; ++i) {
+      buckets[i] = &buckets_[bucket_of(hash(asked[i]))];
+      __builtin_prefetch(buckets[i]);
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      into[i] = *buckets[i];
+      if (into[i] != kNone) __builtin_prefetch(&entries_[into[i]]);
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      into[i] = find_from(into[i], asked[i]);
+      if (into[i] != kNone && entries_[into[i]].state != State::kWhole) into[i] = kNone;
+    }
+  }
 }
 
 void SlotIndex::insert(Ref ref) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -39,7 +40,7 @@ class SlotIndex {
     kLeaving,  // not found any more; its head is being erased
   };
 
-  struct Entry {
+  struct alignas(64) Entry {  // a cache line
     PageDigest digest{};
     std::uint64_t used_at = 0;  // ascends with each use
     std::uint32_t page_crc = 0;
@@ -75,6 +76,8 @@ class SlotIndex {
   void set_bound(std::uint32_t tenant, std::uint64_t most_nbytes);
 
   Ref find(const PageDigest& digest) const noexcept;  // that is whole
+  // The same of several; `refs` has as many places. Waits for memory once for all of them, not for each.
+  void find(std::span<const PageDigest> digests, std::span<Ref> refs) const noexcept;
   Ref known(const PageDigest& digest) const noexcept;  // also one that is being written
   const Entry& operator[](Ref ref) const noexcept { return entries_[ref]; }
   std::uint64_t slot_nbytes(Ref ref) const noexcept {
@@ -150,6 +153,7 @@ class SlotIndex {
 
   std::uint64_t hash(const PageDigest& digest) const noexcept;
   std::size_t bucket_of(std::uint64_t hash) const noexcept;
+  Ref find_from(Ref ref, const PageDigest& digest) const noexcept;
   void insert(Ref ref);
   void erase(Ref ref);
   void split();

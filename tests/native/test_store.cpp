@@ -202,6 +202,11 @@ class Story {
     }
     tier_->index().set_bound(2, 6 * kBlockNbytes);
     tier_->index().check();
+    std::vector<PageDigest> digests;
+    for (std::uint64_t key = 0; key < kKeys; ++key) digests.push_back(digest_of(key));
+    std::vector<SlotIndex::Ref> refs(digests.size());
+    tier_->index().find(digests, refs);
+    for (std::size_t i = 0; i < refs.size(); ++i) CHECK_EQ(refs[i], tier_->index().find(digests[i]));
     for (const auto& [key, known] : known_) {
       const bool there = tier_->index().find(digest_of(key)) != SlotIndex::kNone;
       num_found_again += there;
