@@ -98,6 +98,14 @@ TEST(one_newcomer_takes_over_the_name_of_a_process_that_hangs) {
   CHECK_EQ(throng.named().size(), 1);
 }
 
+TEST(a_newcomer_is_refused_although_the_owner_of_its_name_was_quiet_for_long) {
+  Pair pair;
+  pair.world.run_for(60 * kSecond);
+  Caller newcomer(pair.world, pair.src, "decode");
+  CHECK(pair.world.until([&] { return newcomer.ended; }, 3 * kSecond));
+  CHECK_EQ(pair.src.session_with("decode"), pair.to_dst);
+}
+
 TEST(newcomers_that_wait_cost_the_frames_of_others_nothing) {
   EngineConfig patient;
   patient.session.silent_ns = 1000 * kSecond;
