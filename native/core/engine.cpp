@@ -151,9 +151,12 @@ std::size_t Engine::tell_regions(Peer& peer, std::size_t most_nbytes) {
     }
     std::size_t its = 0;
     if (const Region* const region = regions_.find(change->region)) {
-      its = region->layout.size() + region->memory.spans.size() * sizeof(MemorySpan);
-      for (const wire::TransportKeys& keys : region->keys) its += keys.keys.size();
-      sessions_.send(peer, region->described());
+      const wire::Region told = change->number == region->added
+                                    ? region->described()
+                                    : region->keys_after(sessions_.told_regions(peer));
+      its = told.layout.size() + told.spans.size() * sizeof(MemorySpan);
+      for (const wire::TransportKeys& keys : told.keys) its += keys.keys.size();
+      sessions_.send(peer, told);
     } else {
       sessions_.send(peer, wire::RegionGone{change->region});
     }

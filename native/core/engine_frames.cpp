@@ -33,8 +33,8 @@ void Engine::receive(SessionKey key, wire::ByteSpan frame) {
   if ((peer = sessions_.find(key)) != nullptr) sessions_.flush(*peer);
 }
 
-// A read checks its lease by the newest heartbeat that was acknowledged, so that one is no older than in a busy
-// session, however long the read waits.
+// A read checks its lease by the newest heartbeat that was acknowledged, so that one is no older than in a
+// busy session, however long the read waits.
 Time Engine::renewal_ns(SessionKey key) const {
   const auto first = destinations_.all().after({key, 0});
   return first != destinations_.all().end() && first->first.first == key ? 0 : leases_.renewal_ns(key);

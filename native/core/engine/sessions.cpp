@@ -123,8 +123,8 @@ bool Sessions::take_name(Peer& peer) {
   return false;
 }
 
-// An old session that lives acknowledges one of four heartbeats; one that does not is lost. If the
-// limit of silence is long, for example for processes that may be stopped, a new peer need not wait as long.
+// An old session that lives acknowledges one of four heartbeats; one that does not is lost. If the limit of
+// silence is long, for example for processes that may be stopped, a new peer need not wait as long.
 void Sessions::await_answer(Peer& peer) {
   const SessionConfig& limits = context_.config.session;
   context_.timers.set(peer.newcomer_timer_,
@@ -327,8 +327,8 @@ void Sessions::flush_stirred() {
   stirred_.clear();
 }
 
-// A timer that fires early only asks again. It is moved only if it would be much too early, as after a heartbeat:
-// the end of silence moves with every frame.
+// A timer that fires early only asks again. It is moved only if it would be much too early, as after a
+// heartbeat: the end of silence moves with every frame.
 void Sessions::schedule(Peer& peer) {
   const Time at = peer.session_->next_deadline();
   if (peer.timer_ && Timers::at(peer.timer_) <= at && at - Timers::at(peer.timer_) < config_.heartbeat_ns / 4)
