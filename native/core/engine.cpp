@@ -15,7 +15,7 @@ constexpr Time kAfterNoMemory = 1'000'000;
 // In one round: newcomers that get their name or are refused, and bytes of changes of our regions that peers
 // are told. What is left waits for the next round, so that no session waits long for many others.
 constexpr int kMostDecidedAtOnce = 16;
-constexpr std::size_t kMostToldAtOnce = 256 * 1024;
+constexpr std::size_t kMostToldAtOnce = 64 * 1024;
 // A small change counts as much as sending it costs.
 constexpr std::size_t kLeastTold = 4096;
 

@@ -347,9 +347,9 @@ class RailPeers : public Transport {
  private:
   // Added to twice what there is to tell: 128 pools may come and go while a peer does not run.
   static constexpr std::size_t kMostUnread = 256;
-  // Of what is told to all: the messages of a slice, which take some 10 us each; and what may wait for later
-  // slices.
-  static constexpr std::size_t kToldAtOnce = 64, kMostForAll = 64;
+  // Of what is told to all: the messages of a slice, which take some 20 us each, and a hold of the gate has
+  // several slices; and what may wait for later ones.
+  static constexpr std::size_t kToldAtOnce = 16, kMostForAll = 64;
   // Messages of one peer before other peers are heard.
   static constexpr int kMostAtOnce = 64;
 
