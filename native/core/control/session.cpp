@@ -417,7 +417,8 @@ void Session::count_exchange(Time now) noexcept {
 // the peer checks or grants from now on is counted from a heartbeat no older than in any busy session.
 void Session::stir(Time now) {
   is_stirred_ = true;
-  if (!std::exchange(is_quiet_, false)) return;
+  if (!is_quiet_) return;
+  is_quiet_ = false;
   interval_ = config_.heartbeat_ns;
   heartbeat_due_at_ = std::min(heartbeat_due_at_, after(heartbeat_left_at_, interval_));
   if (heartbeat_due_at_ <= now) send_heartbeat(now);

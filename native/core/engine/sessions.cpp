@@ -331,8 +331,8 @@ void Sessions::flush_stirred() {
 // heartbeat: the end of silence moves with every frame.
 void Sessions::schedule(Peer& peer) {
   const Time at = peer.session_->next_deadline();
-  if (peer.timer_ && Timers::at(peer.timer_) <= at && at - Timers::at(peer.timer_) < config_.heartbeat_ns / 4)
-    return;
+  const Time too_early = at - Timers::at(peer.timer_);  // negative if none is armed
+  if (too_early >= 0 && too_early < config_.heartbeat_ns / 4) return;
   context_.timers.set(peer.timer_, at, TimerKind::kSession, peer.key_);
 }
 
