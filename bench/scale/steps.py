@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import kvxfer
 from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.run.process import Worker, call_all
 from kvxfer.bench.run.stats import KIB, MIB, median
@@ -63,8 +64,8 @@ def _workers(*named: tuple[str, Figures]) -> Iterator[list[Worker]]:
         yield workers
 
 
-def _crowds(setting: Setting, count: int) -> list[tuple[str, Figures]]:
-    return [("Crowd", setting.fields())] * -(-count // _CROWD)
+def _crowds(fields: Figures, count: int) -> list[tuple[str, Figures]]:
+    return [("Crowd", fields)] * -(-count // _CROWD)
 
 
 def _join(hub: Worker, crowds: list[Worker], count: int, first: int = 0, grants: bool = True) -> float:
@@ -123,7 +124,9 @@ def _regions(setting: Setting, count: int) -> Figures:
 
 
 def _peers(setting: Setting, count: int) -> Figures:
-    with _workers(("Hub", setting.fields()), *_crowds(setting, count)) as (hub, *crowds):
+    # The default, on which the idle agents' heartbeats depend.
+    fields = {**setting.fields(), "silent_timeout_s": kvxfer.AgentOptions().silent_timeout_s}
+    with _workers(("Hub", fields), *_crowds(fields, count)) as (hub, *crowds):
         before = hub.call("memory")
         connect_ms = _join(hub, crowds, count)
         wrote = crowds[-1].call("write_pages", count=50, at_once=False)
@@ -131,14 +134,14 @@ def _peers(setting: Setting, count: int) -> Figures:
         return {
             "connect_ms": connect_ms,
             "transfer_us": wrote["each_us"],
-            **hub.call("idle"),
+            **hub.call("idle", timeout_s=_TIMEOUT_S),
             **{name: (after[name] - before[name]) / count for name in ("private_kib", "rss_kib")},
         }
 
 
 def _standing(setting: Setting, count: int) -> Figures:
     named = [("Hub", setting.fields()), ("Hub", setting.fields()), ("Crowd", setting.fields())]
-    with _workers(*named, *_crowds(setting, count)) as (alone, hub, writers, *crowds):
+    with _workers(*named, *_crowds(setting.fields(), count)) as (alone, hub, writers, *crowds):
         _join(alone, [writers], 1)
         _join(hub, [writers], 1)
         _join(hub, crowds, count, first=1, grants=False)

@@ -16,7 +16,9 @@ from kvxfer.bench.run.process import End
 from kvxfer.bench.work.page_data import PageFiller, Words, page_keys
 
 _TIMEOUT_S = 250.0
-_IDLE_S = 2.0
+_IDLE_S = 4.0
+#: After the last transfer, until heartbeats are as far apart as they come.
+_QUIET_AFTER_S = 8.0
 _EXPECTED = 200
 #: What nobody should hold a gate for.
 LONG_HOLD_MS = 2.0
@@ -33,7 +35,7 @@ class _Cached(End):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self.options = kvxfer.AgentOptions(
             transports=(fields["transport"],),
-            silent_timeout_s=_SILENT_TIMEOUT_S,
+            silent_timeout_s=fields.get("silent_timeout_s", _SILENT_TIMEOUT_S),
             meter_gate=fields.get("meter_gate", False),
             max_transfers_per_peer=fields.get("most_transfers", kvxfer.AgentOptions().max_transfers_per_peer),
         )
@@ -113,6 +115,7 @@ class Hub(_Cached):
         return {"cpu_ns": time.process_time_ns()}
 
     def idle(self) -> Message:
+        time.sleep(_QUIET_AFTER_S)
         cpu_s, start = time.process_time(), time.perf_counter()
         time.sleep(_IDLE_S)
         return {"idle_cpu_cores": (time.process_time() - cpu_s) / (time.perf_counter() - start)}

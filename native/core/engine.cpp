@@ -15,7 +15,7 @@ constexpr Time kAfterNoMemory = 1'000'000;
 // In one round: newcomers that get their name or are refused, and bytes of changes of our regions that peers
 // are told. What is left waits for the next round, so that no session waits long for many others.
 constexpr int kMostDecidedAtOnce = 16;
-constexpr std::size_t kMostToldAtOnce = 256 * 1024;
+constexpr std::size_t kMostToldAtOnce = 64 * 1024;
 // A small change counts as much as sending it costs.
 constexpr std::size_t kLeastTold = 4096;
 
@@ -151,9 +151,12 @@ std::size_t Engine::tell_regions(Peer& peer, std::size_t most_nbytes) {
     }
     std::size_t its = 0;
     if (const Region* const region = regions_.find(change->region)) {
-      its = region->layout.size() + region->memory.spans.size() * sizeof(MemorySpan);
-      for (const wire::TransportKeys& keys : region->keys) its += keys.keys.size();
-      sessions_.send(peer, region->described());
+      const wire::Region told = change->number == region->added
+                                    ? region->described()
+                                    : region->keys_after(sessions_.told_regions(peer));
+      its = told.layout.size() + told.spans.size() * sizeof(MemorySpan);
+      for (const wire::TransportKeys& keys : told.keys) its += keys.keys.size();
+      sessions_.send(peer, told);
     } else {
       sessions_.send(peer, wire::RegionGone{change->region});
     }

@@ -269,6 +269,7 @@ class Engine {
   void end_pathless(Peer& peer);
   Status region_gone(Peer& peer, RegionId gone);
   bool begins(const Peer& peer, TransferId transfer) const;
+  Time renewal_ns(SessionKey key) const;  // how often this end needs a heartbeat of its own
   void on_timer(const Timers::Due& due, Time late);
   SessionKey session_of(const Timers::Due& due);
 

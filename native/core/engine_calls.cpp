@@ -18,8 +18,7 @@ void Engine::add_keys(Time now, RegionId id, wire::TransportKeys keys) {
   context_.now = now;
   Region* const region = regions_.find(id);
   if (region == nullptr) return;
-  region->keys.push_back(std::move(keys));
-  regions_.changed(id);
+  regions_.add_keys(*region, std::move(keys));
   sessions_.all_behind();
 }
 

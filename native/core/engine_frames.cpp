@@ -19,14 +19,25 @@ void Engine::receive(SessionKey key, wire::ByteSpan frame) {
     return lose(key, received.status());
   }
   if (sessions_.has_opened(*peer)) opened(*peer);
-  if (sessions_.heard_heartbeat(*peer)) leases_.renew(key);
+  if (sessions_.heard_heartbeat(*peer)) {
+    leases_.renew(key);
+    peer->session().renew_within(renewal_ns(key));
+  }
   if (sessions_.heard_acknowledgement(*peer)) {
     sessions_.answered(*peer);
     leases_.acknowledged(*peer);
+    peer->session().renew_within(renewal_ns(key));
   }
   if ((peer = sessions_.find(key)) == nullptr) return;
   if (std::optional<wire::Message>& message = received.value()) dispatch(*peer, *message);
   if ((peer = sessions_.find(key)) != nullptr) sessions_.flush(*peer);
+}
+
+// A read checks its lease by the newest heartbeat that was acknowledged, so that one is no older than in a
+// busy session, however long the read waits.
+Time Engine::renewal_ns(SessionKey key) const {
+  const auto first = destinations_.all().after({key, 0});
+  return first != destinations_.all().end() && first->first.first == key ? 0 : leases_.renewal_ns(key);
 }
 
 // May the peer begin a transfer with that number?

@@ -108,6 +108,14 @@ wire::Region Region::described() const {
   return out;
 }
 
+wire::Region Region::keys_after(std::uint64_t told) const {
+  wire::Region out;
+  out.id = memory.id;
+  const auto first = std::upper_bound(late_keys.begin(), late_keys.end(), told);
+  out.keys.assign(keys.end() - (late_keys.end() - first), keys.end());
+  return out;
+}
+
 Status check_blocks(std::span<const std::uint32_t> blocks, std::uint32_t num_blocks, bool distinct,
                     std::string_view what, std::string_view region_name) {
   for (const std::uint32_t block : blocks)

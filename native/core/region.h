@@ -27,8 +27,14 @@ struct Region {
   std::vector<wire::TransportKeys> keys;
   std::vector<std::string> notes;         // which rails could not register it, and why
   std::shared_ptr<const void> keepalive;  // of the pool it lies in
+  // The numbers of changes of our regions (Regions): of the one that added it, and of those that brought the
+  // last of its keys, one each.
+  std::uint64_t added = 0;
+  std::vector<std::uint64_t> late_keys;
 
   wire::Region described() const;
+  // For a peer that was told the rest, and of changes up to this number: later keys alone.
+  wire::Region keys_after(std::uint64_t told) const;
 };
 
 // A region that a caller describes, without an id and without keys. An error says what is wrong with the

@@ -27,9 +27,6 @@
 namespace kvxfer {
 namespace {
 
-// While the agent closes: the pause between two checks of what it waits for.
-constexpr Time kClosingPause = 1'000'000;
-
 // The most reads of the secrets' file in one call; if the file changes all the time, the watch reads it.
 constexpr int kMaxReads = 8;
 
@@ -391,20 +388,8 @@ bool Runtime::await(const std::function<bool()>& is_so, Time timeout_ns) {
     return is_so();
   };
   const Time until = time_after(now(), timeout_ns);
-  while (!asked()) {
-    const Time left = until - now();
-    if (left <= 0) return asked();
-    if (closed()) {  // wait() is over for all callers
-      {
-        const std::lock_guard lock(gate_);
-        progress();
-      }
-      reactor_.wait(std::min(left, kClosingPause), -1);
-    } else {
-      wait(asked, left);
-    }
-  }
-  return true;
+  if (!closed() && drivers_.wait(asked, until)) return true;
+  return closed() ? drivers_.wait(asked, until, true) : asked();
 }
 
 bool Runtime::revoke(LeaseId lease, Time timeout_ns) {

@@ -347,13 +347,15 @@ class Agent {
     orders->step();
     sockets_.emplace(operation, num_rounds);
   }
-  void close() {
+  // Waits for what has to end before.
+  void close(Operation operation) {
     closed_ = true;
     {
       const std::lock_guard lock(gate_);
       drivers.tell_ended();
       drivers.kick();
     }
+    CHECK(drivers.wait([&] { return has_ended(operation); }, kForEver, true));
     drivers.stop();
   }
   bool has_ended(Operation operation) const { return ended_.contains(operation); }
@@ -451,7 +453,12 @@ constexpr Role kRoles[] = {
      true, kLoop},
     {"is a peer that asks for much",
      [](Agent& agent, Operation own, Operation) { agent.write_to_socket(own, 7); }, true, kLoop},
-    {"closes", [](Agent& agent, Operation, Operation) { agent.close(); }, false},
+    {"closes when what a ring brings has ended",
+     [](Agent& agent, Operation own, Operation) {
+       agent.write_to_ring(own);
+       agent.close(own);
+     },
+     true, kPauses},
     {"is the clock",
      [](Agent&, Operation, Operation) {
        for (int i = 0; i < 2; ++i) {

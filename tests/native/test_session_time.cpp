@@ -133,11 +133,10 @@ TEST(a_standstill_in_the_handshake_is_not_held_against_the_stranger_either) {
   CHECK_EQ(other.acceptor.on_time(pair.now + 1000 * kMs).code(), Code::kNoAnswer);
 }
 
-TEST(heartbeats_keep_an_idle_session_open) {
-  Pair pair;
-  REQUIRE_OK(pair.handshake());
+// Returns how many frames went both ways until then.
+std::size_t idle_until(Pair& pair, Time until) {
   std::size_t num_frames = 0;
-  while (pair.now < kStart + 60'000 * kMs) {
+  while (std::min(pair.initiator.next_deadline(), pair.acceptor.next_deadline()) <= until) {
     pair.now = std::min(pair.initiator.next_deadline(), pair.acceptor.next_deadline());
     REQUIRE_OK(pair.initiator.on_time(pair.now));
     REQUIRE_OK(pair.acceptor.on_time(pair.now));
@@ -151,11 +150,35 @@ TEST(heartbeats_keep_an_idle_session_open) {
         }
       }
     }
-    CHECK_EQ(pair.initiator.acknowledged_heartbeat_sent_at(), pair.now);
-    CHECK_EQ(pair.acceptor.last_heartbeat_at(), pair.now);
   }
-  // 128 heartbeats each way in 60 s, a sixteenth more than necessary, and their acknowledgements.
-  CHECK_EQ(num_frames, 512);
+  return num_frames;
+}
+
+// A silent peer is still found out after silent_ns: an end that lives is heard twice in that time.
+TEST(heartbeats_of_a_quiet_session_grow_apart_and_are_answered_alone) {
+  Pair pair;
+  REQUIRE_OK(pair.handshake());
+  CHECK_EQ(idle_until(pair, kStart + 2000 * kMs), 4 + 2 + 2);
+  idle_until(pair, kStart + 10'000 * kMs);
+  // A heartbeat and its answer, a step of 31 ms before half of the limit.
+  CHECK_EQ(idle_until(pair, kStart + 70'000 * kMs) / 2, 60'000 / 968);
+  // What comes next is under a heartbeat of that time, and they are close again.
+  pair.initiator.send(pair.now += 700 * kMs, Done{1});
+  REQUIRE_OK(pair.carry(pair.initiator));
+  CHECK_EQ(pair.acceptor.last_heartbeat_at(), pair.now);
+  REQUIRE_OK(pair.carry(pair.acceptor));
+  CHECK_EQ(pair.initiator.acknowledged_heartbeat_sent_at(), pair.now);
+  CHECK(pair.acceptor.next_deadline() <= pair.now + 500 * kMs);
+}
+
+TEST(a_quiet_end_renews_what_it_holds_in_time) {
+  Pair pair;
+  REQUIRE_OK(pair.handshake());
+  pair.initiator.renew_within(3000 * kMs);
+  for (Time at = kStart; at < kStart + 60'000 * kMs; at += 500 * kMs) {
+    idle_until(pair, at);
+    CHECK(pair.acceptor.last_heartbeat_at() >= at - 3000 * kMs);
+  }
 }
 
 // An agent with many peers that called it wakes for all of them at once. Each of the peers wakes once to
@@ -176,6 +199,7 @@ TEST(heartbeats_of_many_sessions_are_due_together_and_answered_with_one) {
       CHECK(pair.now - before <= 500 * kMs);
       CHECK(pair.initiator.next_deadline() > pair.now + 10 * kMs);
       ++due[pair.now];
+      pair.acceptor.send(pair.now, Done{1});  // the session is in use
       REQUIRE_OK(pair.acceptor.on_time(pair.now));
       REQUIRE_OK(pair.carry(pair.acceptor));
       const std::vector<Bytes> answer = pair.initiator.take_output();

@@ -1,3 +1,4 @@
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
@@ -127,6 +128,40 @@ TEST(the_end_of_the_socket_fails_what_is_outstanding) {
   CHECK_EQ(destination.transport->num_mappings(), 0u);
   CHECK_EQ(destination.transport->post(peer, work), Code::kRailFailed);
   destination.transport->disconnect(peer);
+}
+
+TEST(many_peers_are_told_of_a_pool_in_slices_and_in_order) {
+  Shm source;
+  std::vector<UniqueFd> peers;
+  for (int i = 0; i < 150; ++i) {
+    auto [near, far] = socket_pair();
+    REQUIRE_OK(source.transport->connect(std::move(near), {false, 0, "peer"}));
+    peers.push_back(std::move(far));
+  }
+  const auto num_told = [&] {  // besides a hello each
+    std::size_t nbytes = 0;
+    for (const UniqueFd& peer : peers) {
+      int unread = 0;
+      REQUIRE(::ioctl(peer.get(), FIONREAD, &unread) == 0);
+      nbytes += static_cast<std::size_t>(unread);
+    }
+    return nbytes / sizeof(shm::Message) - peers.size();
+  };
+  const auto pool = make_pool();
+  register_at(source, pool_region(1, pool->data(), kRegionNbytes));
+  CHECK_EQ(num_told(), 16u);
+  source.transport->deregister_memory(1);
+  CHECK_EQ(num_told(), 32u);
+  Completion out[4];
+  while (source.transport->busy()) source.transport->poll(out);
+  CHECK_EQ(num_told(), 300u);
+  for (const UniqueFd& peer : peers)
+    for (const shm::MessageKind kind :
+         {shm::MessageKind::kHello, shm::MessageKind::kMemfd, shm::MessageKind::kMemfdGone}) {
+      shm::Message message;
+      REQUIRE(::recv(peer.get(), &message, sizeof message, 0) == sizeof message);
+      CHECK(message.kind == kind);
+    }
 }
 
 // ---- another process ----

@@ -98,6 +98,48 @@ TEST(one_newcomer_takes_over_the_name_of_a_process_that_hangs) {
   CHECK_EQ(throng.named().size(), 1);
 }
 
+// Peers know the rest of the region. One that is told of it only now is not confused by a change in between.
+TEST(keys_that_come_late_are_told_alone) {
+  Throng throng(1, false);
+  const Caller& peer = *throng.callers.front();
+  Engine& engine = throng.victim.engine();
+  const auto add_region = [&] {
+    auto region = std::make_unique<Region>();
+    region->name = "late";
+    region->num_blocks = 1;
+    region->layout.resize(1000);
+    return engine.register_region(throng.victim.now(), std::move(region)).value();
+  };
+  const auto told = [&](RegionId id) {
+    throng.victim.settle();
+    throng.world.run_for(kMillisecond);
+    std::vector<wire::Region> all;
+    for (const wire::Message& each : peer.received)
+      if (const auto* const region = std::get_if<wire::Region>(&each); region != nullptr && region->id == id)
+        all.push_back(*region);
+    return all;
+  };
+  const RegionId known = add_region();
+  CHECK_EQ(told(known).size(), 1u);
+  for (const char* const rail : {"first", "second"}) {
+    engine.add_keys(throng.victim.now(), known, {rail, {}, 0});
+    const wire::Region last = told(known).back();
+    CHECK(last.layout.empty() && last.keys.size() == 1 && last.keys.front().transport == rail);
+  }
+  const RegionId unknown = add_region();
+  add_region();
+  engine.add_keys(throng.victim.now(), unknown, {"first", {}, 0});
+  CHECK_EQ(told(unknown).front().layout.size(), 1000u);
+}
+
+TEST(a_newcomer_is_refused_although_the_owner_of_its_name_was_quiet_for_long) {
+  Pair pair;
+  pair.world.run_for(60 * kSecond);
+  Caller newcomer(pair.world, pair.src, "decode");
+  CHECK(pair.world.until([&] { return newcomer.ended; }, 3 * kSecond));
+  CHECK_EQ(pair.src.session_with("decode"), pair.to_dst);
+}
+
 TEST(newcomers_that_wait_cost_the_frames_of_others_nothing) {
   EngineConfig patient;
   patient.session.silent_ns = 1000 * kSecond;

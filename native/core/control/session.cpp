@@ -126,7 +126,8 @@ Session::Session(SessionRole role, const SessionConfig& config, Time now, const 
       config_(config),
       last_heard_at_(now),
       give_up_at_(after(now, config.handshake_timeout_ns)),
-      acked_sent_at_(now) {  // an initiator's: CHALLENGE will acknowledge HELLO like a heartbeat
+      acked_sent_at_(now),  // an initiator's: CHALLENGE will acknowledge HELLO like a heartbeat
+      interval_(config.heartbeat_ns) {
   random(nonce_);
   if (role == SessionRole::kAcceptor) {
     random(session_);
@@ -226,6 +227,7 @@ Status Session::receive(Time now, wire::ByteSpan frame, std::optional<wire::Mess
     } else if (const auto* ack = std::get_if<wire::HeartbeatAck>(&*message)) {
       status = on_heartbeat_ack(now, *ack);
     } else {
+      stir(now);
       return {};
     }
   }
@@ -385,7 +387,7 @@ void Session::open(Time now, wire::Identity peer) {
   receive_key_ = initiator ? acceptor_key : initiator_key;
   rails_key_ = prove("kvxfer/1 keys rails");
   give_up_at_ = after(now, config_.silent_ns);
-  last_heartbeat_at_ = now;  // the peer has just answered a nonce
+  last_heartbeat_at_ = heartbeat_left_at_ = now;  // both ends have just answered a nonce
   heartbeat_due_at_ = next_heartbeat_due(now);
 }
 
@@ -394,9 +396,32 @@ void Session::open(Time now, wire::Identity peer) {
 // comes.
 Time Session::next_heartbeat_due(Time now) const noexcept {
   const Time step = config_.heartbeat_ns / kHeartbeatSteps;
-  const Time at = after(now, config_.heartbeat_ns - step);
-  if (role_ == SessionRole::kInitiator || step == 0 || at == kNever) return after(now, config_.heartbeat_ns);
-  return at - at % step;
+  const Time latest = std::min(after(now, interval_), renewal_due_at());
+  if (role_ == SessionRole::kInitiator || step == 0 || latest == kNever) return latest;
+  return latest - step - (latest - step) % step;
+}
+
+Time Session::renewal_due_at() const noexcept { return after(heartbeat_left_at_, renewal_ns_); }
+
+// An exchange is one heartbeat, of whichever end, and its answer. The intervals of both ends grow alike, so
+// that the end that leads goes on leading.
+void Session::count_exchange(Time now) noexcept {
+  if (now - exchanged_at_ < config_.heartbeat_ns / 2) return;  // both ends' heartbeats are one exchange
+  exchanged_at_ = now;
+  is_quiet_ = !std::exchange(is_stirred_, false) && renewal_ns_ > config_.heartbeat_ns;
+  const Time longest = std::max(config_.heartbeat_ns, config_.silent_ns / 2);
+  interval_ = is_quiet_ ? interval_ + std::min(interval_ / 4, longest - interval_) : config_.heartbeat_ns;
+}
+
+// A heartbeat that is late by the shorter interval goes out before what ends the quiet: so each right that
+// the peer checks or grants from now on is counted from a heartbeat no older than in any busy session.
+void Session::stir(Time now) {
+  is_stirred_ = true;
+  if (!is_quiet_) return;
+  is_quiet_ = false;
+  interval_ = config_.heartbeat_ns;
+  heartbeat_due_at_ = std::min(heartbeat_due_at_, after(heartbeat_left_at_, interval_));
+  if (heartbeat_due_at_ <= now) send_heartbeat(now);
 }
 
 Status Session::on_heartbeat(Time now, const wire::Heartbeat& heartbeat) {
@@ -406,9 +431,15 @@ Status Session::on_heartbeat(Time now, const wire::Heartbeat& heartbeat) {
   last_heard_heartbeat_ = heartbeat.number;
   last_heartbeat_at_ = now;
   queue(wire::HeartbeatAck{heartbeat.number});
+  count_exchange(now);
+  // The answer alone shows that this end lives; the peer would have to answer a heartbeat.
+  const bool is_answer_enough = is_quiet_ && renewal_due_at() > after(now, interval_);
   // Our heartbeat goes with that answer if it would be due before long: the two ends then wake twice for
   // both heartbeats, and not three times.
-  if (heartbeat_due_at_ <= after(now, config_.heartbeat_ns / 2)) send_heartbeat(now);
+  if (is_answer_enough)
+    heartbeat_due_at_ = next_heartbeat_due(now);
+  else if (is_quiet_ || heartbeat_due_at_ <= after(now, config_.heartbeat_ns / 2))
+    send_heartbeat(now);
   return Status();
 }
 
@@ -434,6 +465,7 @@ void Session::send_heartbeat(Time now) {
   queue(wire::Heartbeat{last_sent_heartbeat_ + 1});
   hurried_ = false;
   ++last_sent_heartbeat_;
+  heartbeat_left_at_ = now;
   heartbeat_sent_at_[last_sent_heartbeat_ % kNumHeartbeatTimes] = now;
   heartbeat_due_at_ = next_heartbeat_due(now);
 }
@@ -445,10 +477,12 @@ Status Session::on_goodbye(const wire::Goodbye& goodbye) {
   return end(Event::kClose, code, std::move(text));
 }
 
-void Session::send([[maybe_unused]] Time now, const wire::Message& message) {
+void Session::send(Time now, const wire::Message& message) {
   assert(event_of(wire::type_of(message)) == Event::kMessage && "the session sends its handshake itself");
   // Closed: the sender has not heard of it yet, and the frame has nowhere to go.
-  if (state_ == State::kOpen) queue(message);
+  if (state_ != State::kOpen) return;
+  stir(now);
+  queue(message);
 }
 
 // If this call comes later than the agent asked for, the agent has not run meanwhile: it was stopped or
@@ -482,7 +516,10 @@ Status Session::on_time(Time now) {
     return end(Event::kSilence, Code::kPeerSilent, peer_in_words() + ": " + text);
   }
   // Sent even while other frames go out: only a HEARTBEAT renews leases.
-  if (now >= heartbeat_due_at_) send_heartbeat(now);
+  if (now >= heartbeat_due_at_) {
+    count_exchange(now);
+    send_heartbeat(now);
+  }
   return Status();
 }
 

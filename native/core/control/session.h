@@ -25,6 +25,7 @@
 // checked; for that reason a secret has at least 128 bits. An older initiator skips the second proof.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -55,7 +56,9 @@ struct SessionConfig {
   wire::Identity self;
   wire::Features features;
   Time handshake_timeout_ns = 2'000'000'000;
-  Time heartbeat_ns = 500'000'000;  // the longest time between two heartbeats, whatever else is sent
+  // The longest time between two heartbeats while anything else comes or goes, whatever it is. In a quiet
+  // session it grows, up to half of silent_ns.
+  Time heartbeat_ns = 500'000'000;
   Time silent_ns = 2'000'000'000;  // nothing heard for this long: the peer is lost
 };
 
@@ -114,6 +117,11 @@ class Session {
   std::uint64_t next_heartbeat() const noexcept { return last_sent_heartbeat_ + 1; }
   std::uint64_t acknowledged_heartbeat() const noexcept { return last_acked_heartbeat_; }
   void hurry_heartbeat(Time now);
+  // Ends the quiet: something else than heartbeats comes or goes, or the peer is to show soon that it lives.
+  void stir(Time now);
+  // What this end holds of the peer is renewed by heartbeats, and needs one at least so often. kNever: it
+  // holds nothing.
+  void renew_within(Time longest_ns) noexcept { renewal_ns_ = std::max(longest_ns, config_.heartbeat_ns); }
 
   void certify(Certified certified);  // before the peer's first frame
 
@@ -189,6 +197,8 @@ class Session {
   Status on_heartbeat_ack(Time now, const wire::HeartbeatAck& ack);
   void send_heartbeat(Time now);
   Time next_heartbeat_due(Time now) const noexcept;
+  Time renewal_due_at() const noexcept;
+  void count_exchange(Time now) noexcept;  // of heartbeats
   Status on_goodbye(const wire::Goodbye& goodbye);
   void answer_unknown_version(const wire::Header& header, wire::ByteSpan body);
   bool choose_secret(const wire::Challenge& challenge, wire::ByteSpan body);
@@ -235,6 +245,12 @@ class Session {
   Time acked_sent_at_ = 0;
   Time last_heartbeat_at_ = 0;
   bool hurried_ = false;  // a caller waits for the next heartbeat
+  // Nothing but heartbeats comes and goes. The first such exchange after something else counts for that.
+  bool is_quiet_ = false, is_stirred_ = true;
+  Time interval_;  // the longest time between two signs of life of this end
+  Time exchanged_at_ = 0;
+  Time heartbeat_left_at_ = 0;  // the newest one
+  Time renewal_ns_ = kNever;
 
   std::vector<std::uint64_t> next_attempts_;  // by index, for rails that were accepted; at most 512 KiB
 };

@@ -438,8 +438,16 @@ void Leases::fenced(LeaseId id, std::optional<SessionKey> holder, LeaseState sta
 // ---- what peers know and told --------------------------------------------------------------------
 
 void Leases::told(const Peer& peer, const wire::Lease& lease) {
-  LeaseId& newest = holders_[peer.key()].newest_granted;
-  newest = std::max(newest, lease.id);
+  Holder& grantor = holders_[peer.key()];
+  grantor.newest_granted = std::max(grantor.newest_granted, lease.id);
+  if (lease.renewable && lease.ttl_ns < static_cast<std::uint64_t>(grantor.shortest_ns))
+    grantor.shortest_ns = static_cast<Time>(lease.ttl_ns);
+}
+
+Time Leases::renewal_ns(SessionKey grantor) const {
+  const auto found = holders_.find(grantor);
+  return found == holders_.end() || found->second.shortest_ns == kNever ? kNever
+                                                                        : found->second.shortest_ns / 8;
 }
 
 LeaseId Leases::newest_granted(SessionKey grantor) const {

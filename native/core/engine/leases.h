@@ -87,6 +87,9 @@ class Leases {
   }
   void told(const Peer& peer, const wire::Lease& lease);
   LeaseId newest_granted(SessionKey grantor) const;
+  // How often this end has to renew what the peer granted: eight times in the shortest time of any lease that
+  // heartbeats renew. kNever: there was none.
+  Time renewal_ns(SessionKey grantor) const;
 
   // Appends the leases after `last`, at most `most`, and moves `last` on. False: there are no more.
   bool append_views(LeaseId& last, std::size_t most, std::vector<LeaseView>& views) const;
@@ -117,6 +120,7 @@ class Leases {
     std::map<Covered, Covering> covering;
     Time heard_at = 0;  // when its newest heartbeat came, which renewed them
     LeaseId newest_granted = 0;  // among those that it granted
+    Time shortest_ns = kNever;   // likewise, if heartbeats renew it
     std::vector<LeaseId> awaited;  // those of `leases` that a caller waits for
   };
   struct Ending {  // the right has ended, and works under it have not

@@ -51,8 +51,9 @@ void PeerRegion::note(std::string words) {
 Status PeerRegions::add(const Peer& peer, wire::Region& region) {
   const SessionKey session = peer.key();
   std::map<RegionId, PeerRegion>& regions = sessions_regions_[session];
-  if (regions.size() >= wire::kMaxRegions) return {Code::kProtocol, "REGION refused: too many regions"};
   const RegionId id = region.id;
+  if (regions.size() >= wire::kMaxRegions && !regions.contains(id))
+    return {Code::kProtocol, "REGION refused: too many regions"};
   auto [found, fresh] = regions.try_emplace(id);
   if (!fresh) return add_keys(peer, found->second, std::move(region.keys));
   found->second.region = std::move(region);

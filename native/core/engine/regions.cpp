@@ -10,6 +10,7 @@ RegionId Regions::add(std::unique_ptr<Region> region) {
   try {
     gone_.reserve(gone_.size() + regions_.size());
     changed(id);
+    added->second->added = newest_change_;
   } catch (...) {
     regions_.erase(added);
     throw;
@@ -33,6 +34,22 @@ void Regions::changed(RegionId id) {
     changes_.insert(std::move(change));
   }
   ++newest_change_;
+}
+
+// The change that added the region stays where it is: a peer that has not come to it yet is told of the
+// region first.
+void Regions::add_keys(Region& region, wire::TransportKeys keys) {
+  region.keys.reserve(region.keys.size() + 1);
+  region.late_keys.reserve(region.late_keys.size() + 1);
+  if (region.late_keys.empty()) {
+    changes_.emplace(newest_change_ + 1, region.memory.id);
+  } else {  // takes no memory
+    auto change = changes_.extract(region.late_keys.back());
+    change.key() = newest_change_ + 1;
+    changes_.insert(std::move(change));
+  }
+  region.keys.push_back(std::move(keys));
+  region.late_keys.push_back(++newest_change_);
 }
 
 std::optional<Regions::Change> Regions::change_after(std::uint64_t number) const {
@@ -62,6 +79,7 @@ void Regions::remove(RegionId id, std::size_t num_draining) {
   Leaving* const leaving = num_draining != 0 ? &leaving_[id] : nullptr;  // takes memory before the region
   std::unique_ptr<Region> region = std::move(found->second);
   regions_.erase(found);
+  if (!region->late_keys.empty()) changes_.erase(region->late_keys.back());
   changed(id);
   gone_.push_back(id);
   if (leaving == nullptr) return fenced(id, std::move(region));

@@ -42,7 +42,7 @@ class Regions {
   };
   std::optional<Change> change_after(std::uint64_t number) const;
   std::uint64_t newest_change() const noexcept { return newest_change_; }  // never 0
-  void changed(RegionId id);  // it was added before
+  void add_keys(Region& region, wire::TransportKeys keys);
   void all_told() noexcept;  // no peer has to hear of those that are gone
 
  private:
@@ -50,6 +50,7 @@ class Regions {
     std::unique_ptr<Region> region;  // with what keeps its memory
     std::size_t num_draining;
   };
+  void changed(RegionId id);
   void fenced(RegionId id, std::unique_ptr<Region> region);
 
   Context& context_;

@@ -115,6 +115,11 @@ bool Sessions::take_name(Peer& peer) {
   name.waiting.emplace(context_.now, peer.key_);
   name.by_process.emplace(process, peer.key_);
   await_answer(peer);
+  for (const SessionKey owner : name.owners)
+    if (Peer* const old = find(owner)) {
+      old->session_->stir(context_.now);
+      flush(*old);
+    }
   return false;
 }
 
@@ -322,10 +327,12 @@ void Sessions::flush_stirred() {
   stirred_.clear();
 }
 
-// Deadlines move with every frame; a timer that fires early only asks again.
+// A timer that fires early only asks again. It is moved only if it would be much too early, as after a
+// heartbeat: the end of silence moves with every frame.
 void Sessions::schedule(Peer& peer) {
   const Time at = peer.session_->next_deadline();
-  if (peer.timer_ && Timers::at(peer.timer_) <= at) return;
+  const Time too_early = at - Timers::at(peer.timer_);  // negative if none is armed
+  if (too_early >= 0 && too_early < config_.heartbeat_ns / 4) return;
   context_.timers.set(peer.timer_, at, TimerKind::kSession, peer.key_);
 }
 

@@ -168,15 +168,16 @@ class Drivers {
     if (loop_lingers_) end_linger();
   }
 
+  // `closes`: the caller closes the agent, or waits for what its close ends. Waits of others are over then.
   template <class Done>
-  bool wait(const Done& done, Time deadline) {
+  bool wait(const Done& done, Time deadline, bool closes = false) {
     while (!done()) {
-      if (!host_.is_alive() || host_.now() >= deadline) return done();
+      if (!(closes || host_.is_alive()) || host_.now() >= deadline) return done();
       if (driven_.exchange(true)) {
         follow();
         continue;
       }
-      drive(done, deadline);
+      drive(done, deadline, closes);
       driver_until_ = 0;
       loop_lingers_ = false;
       caller_until_ = host_.unannounced() ? 0 : host_.now() + kCallerLinger;
@@ -280,9 +281,9 @@ class Drivers {
   }
 
   template <class Done>
-  void drive(const Done& done, Time deadline) {
+  void drive(const Done& done, Time deadline, bool closes) {
     Time moved_at = host_.now();
-    while (!done() && !host_.closed()) {
+    while (!done() && (closes || !host_.closed())) {
       bool more;
       {
         const std::lock_guard lock(host_.gate());

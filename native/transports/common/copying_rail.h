@@ -28,6 +28,7 @@ class CopyingRail : public RailPeers<Peer> {
   }
 
   std::size_t poll(std::span<Completion> completions) noexcept override {
+    this->tell_some();
     if (this->ready_.empty() && this->active().empty() && flights_.empty()) {
       on_idle();
       return 0;

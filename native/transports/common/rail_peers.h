@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <new>
@@ -52,6 +54,7 @@ struct RailPeer {
 
   bool is_active = false;  // is in active_
   std::size_t num_unread = 0;  // messages, at most
+  std::uint64_t num_told = 0;  // of what is told to all: the number of the next one for it
 };
 
 template <class Peer>
@@ -111,12 +114,14 @@ class RailPeers : public Transport {
   }
 
   bool busy() const noexcept override {
-    if (!ready_.empty()) return true;
+    if (!ready_.empty() || !for_all_.empty()) return true;
     for (const Peer* const peer : active_)
       if (has_turn(*peer) || wants_time(*peer)) return true;
     return false;
   }
-  bool wants_poll() const noexcept override { return !ready_.empty() || !active_.empty(); }
+  bool wants_poll() const noexcept override {
+    return !ready_.empty() || !active_.empty() || !for_all_.empty();
+  }
 
  protected:
   explicit RailPeers(Reactor& reactor) : reactor_(reactor) {}
@@ -164,6 +169,7 @@ class RailPeers : public Transport {
     auto owned = std::make_unique<Entry>(*this, id, std::move(socket), info, std::forward<More>(more)...);
     Entry& entry = *peers_.emplace(id, std::move(owned)).first->second;
     Peer& peer = entry.peer;
+    peer.num_told = end_for_all();  // it is greeted with what holds now
     bool is_watched = false;
     try {
       if (Status added = reactor_.add(peer.channel.fd(), EPOLLIN, entry); !added.ok()) {
@@ -219,20 +225,36 @@ class RailPeers : public Transport {
   // and the memory of regions that were deregistered. So the number of unread messages is bounded
   // (kMostUnread).
   void tell(Peer& peer, const Message& message, SharedFd fd = nullptr) noexcept {
-    if (peer.down) return;
-    try {
-      peer.num_unread = std::min(peer.num_unread, peer.channel.num_unread());
-      if (++peer.num_unread > kMostUnread + 2 * num_announced())
-        return fail(peer, "it does not read its socket: " + std::to_string(peer.num_unread - 1) +
-                              " messages and their descriptors are unread");
-      peer.channel.queue(message, std::move(fd));
-      flush(peer);
-    } catch (const std::bad_alloc&) {
-      fail(peer, kNoMemory);
-    }
+    catch_up(peer, SIZE_MAX);
+    say(peer, message, std::move(fd));
   }
+  // All peers, in slices: a message is a system call, which may wake a process. Some are told at once, others
+  // in later polls, and each before anything else is told to it. A work that needs the message waits for it
+  // (can_run).
   void tell_all(const Message& message, const SharedFd& fd = nullptr) {
-    for_each_peer([&](Peer& peer) { tell(peer, message, fd); });
+    try {
+      for_all_.push_back({message, fd});
+    } catch (const std::bad_alloc&) {
+      return for_each_peer([&](Peer& peer) { tell(peer, message, fd); });
+    }
+    if (for_all_.size() == 1) begin_pass();
+    do tell_some();
+    while (for_all_.size() > kMostForAll);
+  }
+  // The next slice. A transport's poll calls it.
+  void tell_some() noexcept {
+    for (std::size_t left = kToldAtOnce; !for_all_.empty();) {
+      const auto next = peers_.upper_bound(passed_);
+      if (next == peers_.end()) {  // they have heard of all that there was when the pass began
+        for (; first_for_all_ != pass_end_; ++first_for_all_) for_all_.pop_front();
+        begin_pass();
+        continue;
+      }
+      if (left == 0) return;
+      Peer& peer = next->second->peer;
+      left = catch_up(peer, left);
+      if (peer.num_told == end_for_all()) passed_ = peer.id;
+    }
   }
 
   // Takes the rail to this peer down. Needs no memory but for its words.
@@ -325,6 +347,9 @@ class RailPeers : public Transport {
  private:
   // Added to twice what there is to tell: 128 pools may come and go while a peer does not run.
   static constexpr std::size_t kMostUnread = 256;
+  // Of what is told to all: the messages of a slice, which take some 20 us each, and a hold of the gate has
+  // several slices; and what may wait for later ones.
+  static constexpr std::size_t kToldAtOnce = 16, kMostForAll = 64;
   // Messages of one peer before other peers are heard.
   static constexpr int kMostAtOnce = 64;
 
@@ -335,6 +360,38 @@ class RailPeers : public Transport {
     RailPeers& rail;
     Peer peer;
   };
+
+  struct ForAll {
+    Message message;
+    SharedFd fd;
+  };
+
+  void say(Peer& peer, const Message& message, SharedFd fd) noexcept {
+    if (peer.down) return;
+    try {
+      peer.num_unread = std::min(peer.num_unread, peer.channel.num_unread());
+      if (++peer.num_unread > kMostUnread + 2 * num_announced())
+        return fail(peer, "it does not read its socket: " + std::to_string(peer.num_unread - 1) +
+                              " messages and their descriptors are unread");
+      peer.channel.queue(message, std::move(fd));
+      flush(peer);
+    } catch (const std::bad_alloc&) {
+      fail(peer, kNoMemory);
+    }
+  }
+  std::uint64_t end_for_all() const noexcept { return first_for_all_ + for_all_.size(); }
+  void begin_pass() noexcept {
+    passed_ = 0;
+    pass_end_ = end_for_all();
+  }
+  // Tells it up to so many of the messages for all that it lacks; returns what is left of that number.
+  std::size_t catch_up(Peer& peer, std::size_t most) noexcept {
+    for (; most != 0 && peer.num_told != end_for_all(); --most) {
+      const ForAll& next = for_all_[peer.num_told++ - first_for_all_];
+      say(peer, next.message, next.fd);
+    }
+    return most;
+  }
 
   void make_room(std::size_t num_works, std::size_t num_peers) {
     ready_.make_room(ready_.size() + index_.size() + num_works + 2 * (peers_.size() + num_peers));
@@ -387,6 +444,10 @@ class RailPeers : public Transport {
   Reactor& reactor_;
   std::map<PeerId, std::unique_ptr<Entry>> peers_;
   PeerId next_peer_ = 1;
+  // What is told to all peers, until each has heard it; they are passed in the order of their numbers.
+  std::deque<ForAll> for_all_;
+  std::uint64_t first_for_all_ = 0, pass_end_ = 0;
+  PeerId passed_ = 0;
   std::vector<Peer*> active_;  // with works, or something else to do
   std::size_t turn_ = 0;  // in active_
   WorkIndex index_;  // of works that have not ended, or not been launched

@@ -226,6 +226,7 @@ Status CudaIpcTransport::on_memory_unmapped(Peer& peer, MemoryId memory) {
 // ---- work ----
 
 std::size_t CudaIpcTransport::poll(std::span<Completion> completions) noexcept {
+  tell_some();
   land();
   bool runs = true;
   while (ready_.size() < completions.size() && runs) {
