@@ -46,8 +46,7 @@ class Run:
 class Fio:
     """Runs over files of equal size that are there. Each run moves each of their blocks ``passes`` times.
 
-    They are the tier's own: another file lies elsewhere on the disk, and a virtual disk may have one place in
-    its host's cache and another not, which made either side three times as fast as the other.
+    They are the tier's own: a virtual disk may have one place in its host's cache and another not.
 
     Raises
     ------

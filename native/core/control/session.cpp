@@ -409,7 +409,7 @@ void Session::count_exchange(Time now) noexcept {
   if (now - exchanged_at_ < config_.heartbeat_ns / 2) return;  // both ends' heartbeats are one exchange
   exchanged_at_ = now;
   is_quiet_ = !std::exchange(is_stirred_, false) && renewal_ns_ > config_.heartbeat_ns;
-  const Time longest = std::max(config_.heartbeat_ns, config_.silent_ns / 2);
+  const Time longest = std::max(config_.heartbeat_ns, config_.silent_ns / 8 * 3);
   interval_ = is_quiet_ ? interval_ + std::min(interval_ / 4, longest - interval_) : config_.heartbeat_ns;
 }
 
