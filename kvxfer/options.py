@@ -112,8 +112,9 @@ class AgentOptions:
         Deadline of connecting, including the handshake and the rails.
     heartbeat_interval_s, silent_timeout_s
         The agent sends heartbeats every ``heartbeat_interval_s``; to a peer with which it exchanges nothing
-        else, up to three eighths of ``silent_timeout_s`` apart. A peer is lost when the agent has received nothing
-        from it for ``silent_timeout_s``. Time in which this process itself was stopped does not count.
+        else, up to three eighths of ``silent_timeout_s`` apart. A peer is lost when the agent has received
+        nothing from it for ``silent_timeout_s``. Time in which this process itself was stopped does not
+        count.
     handshake_timeout_s
         How long an agent that connects may take to prove its identity.
     lease_margin_s

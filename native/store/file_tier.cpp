@@ -370,11 +370,11 @@ bool FileTier::found_heads(std::uint32_t segment, std::span<const std::byte> byt
   for (std::uint32_t slot = 0; slot < index_.num_slots(segment); ++slot) {
     if (head_offset(slot) + kSlotHeadNbytes > bytes.size()) break;
     const auto found = decode_slot(bytes.subspan(head_offset(slot), kSlotHeadNbytes));
-    if (!found || found->segment_id != head.id || found->nbytes != head.slot_nbytes ||
-        !index_.knows_salt(found->salt))
-      continue;
+    if (!found || found->segment_id != head.id || found->nbytes != head.slot_nbytes) continue;
     std::optional<Place> overtaken;
-    if (!index_.found({segment, slot}, *found, overtaken)) overtaken = Place{segment, slot};
+    // A salt that is lost may be another's some day.
+    if (!index_.knows_salt(found->salt) || !index_.found({segment, slot}, *found, overtaken))
+      overtaken = Place{segment, slot};
     if (overtaken) stale_.push_back(*overtaken);
   }
   return true;

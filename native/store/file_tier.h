@@ -111,7 +111,8 @@ class FileTier {
   // What recovery finds, before anything else: segments, then their slots' heads, then the end.
   // `bytes` are those of a `.heads`. False: no segment that this can use; it will be cut anew.
   bool found_heads(std::uint32_t segment, std::span<const std::byte> bytes);
-  // Ends it. Returns slots whose heads have to be erased first: a later page of their key was found.
+  // Ends it. Returns slots whose heads have to be erased first: a later page of their key was found, or nobody
+  // knows their salt.
   std::vector<Place> found_all() {
     index_.found_all();
     return std::exchange(stale_, {});

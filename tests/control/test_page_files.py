@@ -92,6 +92,36 @@ async def test_pages_outlive_memory_and_the_daemon(
         assert await found(node, reader, keys) == {key: wanted[key] for key in names(16, 8)}
 
 
+async def test_pages_keep_their_bytes_whoever_parks_next_and_however_large_the_pool_is(
+    engine: Callable[..., Engine], daemon: MakeDaemon, tmp_path: Path, seed: int
+) -> None:
+    """The same contents in another order of axes; slabs in which a page takes more than it has bytes."""
+    first, other = engine("prefill"), engine("other", "bl2htd")
+    first.fill(seed)
+    other.fill(seed + 1)
+    async with keeping(daemon, tmp_path) as node:
+        await parked(node, first, 4)
+        await written(node)
+    larger = {"nbytes": 20 * _PAGE_NBYTES, "slab_nbytes": 5 * _PAGE_NBYTES - 3 * 4096}
+    async with keeping(daemon, tmp_path, **larger) as node:
+        await parked(node, other, 4, 8)
+        await written(node)
+        wanted = dict(zip(names(4), first.sums(range(4)), strict=True))
+        wanted |= zip(names(4, 8), other.sums(range(8, 12)), strict=True)
+        for axes in ("l2bthd", "bl2htd"):
+            reader = engine(f"decode-{axes}", axes)
+            assert await found(node, reader, first.keys([*wanted])) == wanted
+    # A line of the file of salts that is lost takes its pages with it, for good.
+    salts = tmp_path / "pages/salts"
+    salts.write_bytes(salts.read_bytes()[:-2])
+    async with keeping(daemon, tmp_path) as node:
+        assert await found(node, engine("decode-3"), first.keys(names(4))) == {}
+        await parked(node, other, 1, 20)
+        await written(node)
+    async with keeping(daemon, tmp_path) as node:
+        assert await found(node, engine("decode-4"), first.keys(names(4))) == {}
+
+
 async def test_a_page_whose_bytes_changed_is_missing_and_counted(
     engine: Callable[..., Engine], daemon: MakeDaemon, tmp_path: Path, seed: int
 ) -> None:

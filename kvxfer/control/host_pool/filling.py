@@ -150,7 +150,8 @@ class Filling:
             self._loading.difference_update(page.key for page in pages)
             self._abort(pages)
             raise
-        ends = [files.read(page.key, self._regions.address(page), page.nbytes) for page in pages]
+        nbytes = self._regions.nbytes_in_files(layout)
+        ends = [files.read(page.key, self._regions.address(page), nbytes) for page in pages]
         for page, end in zip(pages, ends, strict=True):
             how = await end
             if how == "done" and page.key in self._loading:

@@ -136,7 +136,13 @@ class PagePool:
         self._news = PageNews(on_parked, on_dropped)
         self._sources = PageSources(own, granter)
         alignment_nbytes = LINE_NBYTES if files is None else BLOCK_NBYTES
-        self._regions = PoolRegions(own, self._pool.array(dtype=np.uint8), slab_nbytes, alignment_nbytes)
+        self._regions = PoolRegions(
+            own,
+            self._pool.array(dtype=np.uint8),
+            slab_nbytes,
+            alignment_nbytes,
+            files.layout if files is not None else lambda digest: None,
+        )
         self._leases = PageLeases(own, self.index, self._regions)
         self._filling = Filling(own, self.index, self._regions, self._sources, self._jobs, self._news)
         #: The tier below memory, or None.
@@ -340,7 +346,7 @@ class PagePool:
         if not wanted or layout is None:
             return
         if worth_s is not None:
-            takes_s = self.files.read_s(self._regions.page_nbytes(layout), len(wanted))
+            takes_s = self.files.read_s(self._regions.nbytes_in_files(layout), len(wanted))
             if takes_s > worth_s:
                 raise TransferError(
                     f"too slow: reading {len(wanted)} pages from files would take about {takes_s:.3g} s, and "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,19 @@ class PoolRegions:
     """
 
     def __init__(
-        self, own: OwnAgent, memory: NDArray[np.uint8], slab_nbytes: int, alignment_nbytes: int
+        self,
+        own: OwnAgent,
+        memory: NDArray[np.uint8],
+        slab_nbytes: int,
+        alignment_nbytes: int,
+        layout_in_files: Callable[[str], KVLayout | None],
     ) -> None:
         self._own = own
         #: The whole pool.
         self.memory = memory
         self._slab_nbytes = slab_nbytes
         self._alignment_nbytes = alignment_nbytes
+        self._layout_in_files = layout_in_files
         self._made: dict[str, asyncio.Task[Region]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._num_made = 0
@@ -45,6 +51,10 @@ class PoolRegions:
     def page_nbytes(self, layout: KVLayout) -> int:
         """Returns how many bytes of the pool a page of `layout` takes."""
         return page_nbytes(layout, self._slab_nbytes, self._alignment_nbytes)
+
+    def nbytes_in_files(self, layout: KVLayout) -> int:
+        """Returns how many bytes a page takes in files: the same whatever the size of the pool is."""
+        return page_nbytes(layout, 0, self._alignment_nbytes)
 
     def address(self, page: Page) -> int:
         """Returns where a page lies."""
@@ -62,6 +72,9 @@ class PoolRegions:
         """
         task = self._made.get(digest)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            # Two layouts of the same contents may have other orders of axes. Pages in files keep the order
+            # that they were written in, so it holds for all that come after them.
+            layout = self._layout_in_files(digest) or layout
             nbytes = self.page_nbytes(layout)
             lies = pool_layout(layout, len(self.memory) // nbytes, nbytes)
             self._num_made += 1

@@ -107,7 +107,8 @@ class WriteBehind:
             return "gone"  # a drop must not miss what is written from now on
         memory_nbytes = self._index.tenants_nbytes().get(page.key.tenant, 0)
         address = self._regions.address(page)
-        how = await self._files.write(page.key, number, address, page.nbytes, memory_nbytes)
+        nbytes = self._regions.nbytes_in_files(layout)
+        how = await self._files.write(page.key, number, address, nbytes, memory_nbytes)
         return "done" if how == "there" else how
 
     def _written(self, page: Page) -> None:
