@@ -34,7 +34,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     folder = tmp_path_factory.mktemp("daemon")
     (folder / "prometheus").write_text(SECRET)
     token = f"read={folder / 'prometheus'}"
-    with program(folder, "--pool-gib", "0.01", "--token", token, agent=True) as running:
+    files = ["--pages-dir", str(folder / "kv"), "--pages-gib", "0.25"]
+    with program(folder, "--pool-gib", "0.01", *files, "--token", token, agent=True) as running:
         yield running
 
 
