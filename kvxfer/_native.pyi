@@ -78,7 +78,7 @@ class PageFiles:
         nbytes: int,
         tenant_of_salt: list[int],
         num_threads: int = 16,
-        stalled_s: float = 5.0,
+        stalled_s: float = 10.0,
         retry_s: float = 5.0,
     ) -> None: ...
     @property

@@ -194,7 +194,7 @@ void define_page_files(nb::module_& m) {
   m.attr("PAGE_FILE_BLOCK_NBYTES") = store::kBlockNbytes;
   nb::class_<PyPageFiles>(m, "PageFiles")
       .def(nb::init<std::string, std::uint64_t, std::vector<std::uint32_t>, std::uint32_t, double, double>(),
-           "directory"_a, "nbytes"_a, "tenant_of_salt"_a, "num_threads"_a = 16, "stalled_s"_a = 5.0,
+           "directory"_a, "nbytes"_a, "tenant_of_salt"_a, "num_threads"_a = 16, "stalled_s"_a = 10.0,
            "retry_s"_a = 5.0)
       .def_prop_ro("event_fd", &PyPageFiles::event_fd)
       .def_prop_ro("is_direct", &PyPageFiles::is_direct)

@@ -13,6 +13,8 @@ namespace {
 constexpr std::uint32_t kMostErrors = 4;
 // A segment for which the disk had no room is tried again after so many times of retry_ns.
 constexpr std::uint64_t kReopenAfter = 12;
+// How many times longer a sync may stand still than a read or a write.
+constexpr std::uint64_t kSyncTakes = 6;
 
 bool is_of_room(int error) noexcept { return error == ENOSPC || error == EDQUOT; }
 
@@ -117,7 +119,7 @@ FileTier::Answer FileTier::sync(const PageDigest& digest, std::uint64_t ticket, 
 void FileTier::tick(std::uint64_t now) {
   if (health_ != Health::kOut) {
     for (const auto& job : running_) {
-      if (now - job->begun_ns < options_.stalled_ns) continue;
+      if (!has_stalled(*job, now)) continue;
       const std::uint64_t stood_s = (now - job->begun_ns) / 1'000'000'000;
       go_out("a read or write has stood still for " + std::to_string(stood_s) + " s", now);
       break;
@@ -292,9 +294,14 @@ std::uint64_t FileTier::take_drop(SlotIndex::Ref ref) {
 
 // ---- a disk that fails -----------------------------------------------------------------------------
 
+bool FileTier::has_stalled(const FileJob& job, std::uint64_t now) const noexcept {
+  // Whoever syncs waits for what all others of the machine have written.
+  return now - job.begun_ns >= options_.stalled_ns * (job.durable ? kSyncTakes : 1);
+}
+
 bool FileTier::has_stalled(std::uint64_t now) const noexcept {
   return std::any_of(running_.begin(), running_.end(),
-                     [&](const auto& job) { return now - job->begun_ns >= options_.stalled_ns; });
+                     [&](const auto& job) { return has_stalled(*job, now); });
 }
 
 void FileTier::note_error(const FileJob& job, std::uint64_t now) {

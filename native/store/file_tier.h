@@ -31,7 +31,7 @@ class FileTier {
     std::uint32_t num_segments = 0;
     std::uint64_t segment_nbytes = 0;
     std::uint64_t seed = 0;  // random; also the origin of segments' ids
-    std::uint64_t stalled_ns = 5'000'000'000;  // a job that takes longer takes the tier out
+    std::uint64_t stalled_ns = 10'000'000'000;  // a read or write that takes longer takes the tier out
     std::uint64_t retry_ns = 5'000'000'000;  // between probes
     std::uint64_t most_written_nbytes = std::uint64_t{256} << 20;  // that wait or are being written
     std::uint32_t most_jobs = 1 << 15;
@@ -147,6 +147,7 @@ class FileTier {
   void erase(SlotIndex::Ref ref, std::uint64_t ticket, std::uint64_t now);
   void erase_done(FileJob& job);
   std::uint64_t take_drop(SlotIndex::Ref ref);  // 0: none waits
+  bool has_stalled(const FileJob& job, std::uint64_t now) const noexcept;
   bool has_stalled(std::uint64_t now) const noexcept;
   void note_error(const FileJob& job, std::uint64_t now);
   void go_out(std::string why, std::uint64_t now);

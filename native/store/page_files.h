@@ -27,7 +27,7 @@ class PageFiles {
     std::uint32_t num_threads = 16;
     // The tenant of each salt that there is, by the salt's number: pages of others are not found again.
     std::vector<std::uint32_t> tenant_of_salt;
-    std::uint64_t stalled_ns = 5'000'000'000;
+    std::uint64_t stalled_ns = 10'000'000'000;
     std::uint64_t retry_ns = 5'000'000'000;
   };
   struct Figures {

