@@ -246,9 +246,12 @@ def write_until_killed(folder: str, first: str) -> None:
             print(ticket, flush=True)
 
 
-@pytest.mark.timeout(900)  # a disk that others use syncs a few times a second
 @pytest.mark.parametrize(
-    "rounds", [50, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+    "rounds",
+    [
+        pytest.param(50, marks=pytest.mark.timeout(900)),  # a busy disk syncs a few times a second
+        pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+    ],
 )
 def test_what_is_durable_outlives_kills_and_nothing_torn_is_read(
     rounds: int, tmp_path: Path, seed: int
