@@ -264,22 +264,5 @@ TEST(callers_mistakes_are_named_and_nothing_is_posted) {
   pair.check_quiet();
 }
 
-TEST(large_transfers_have_large_pieces_where_the_rail_wants_them) {
-  RailPlan plan = one_sided_rail(128);
-  plan.capabilities.large_piece_nbytes = 256;
-  Pair pair({plan});
-  pair.grant_write();
-  const std::shared_ptr<Link> link = pair.dst.link(pair.dst.rails_with(pair.to_src).front());
-  std::size_t num_before = 0;
-  // 4 layers of 128 bytes a block: 16 blocks are 32 pieces of 256 bytes.
-  for (const auto& [num_blocks, num_pieces] : {std::pair(15u, 4 * 15u), std::pair(16u, 4 * 16u / 2)}) {
-    Blocks blocks(num_blocks);
-    std::iota(blocks.begin(), blocks.end(), 0u);
-    REQUIRE(pair.ends(pair.write(blocks, blocks)));
-    CHECK_EQ(link->num_fetched - std::exchange(num_before, link->num_fetched), num_pieces);
-    CHECK(pair.equal(blocks, blocks));
-  }
-}
-
 }  // namespace
 }  // namespace simulation

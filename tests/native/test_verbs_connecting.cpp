@@ -85,12 +85,12 @@ TEST(an_address_that_nobody_answers_for_costs_its_peer_alone) {
   scene.rails.dst.transport->disconnect(lost);
   scene.until([&] { return scene.lost.event(CompletionKind::kRailDown) != nullptr; });
   scene.others_are_undisturbed();
-  CHECK(fabric.num_pairs() >= num_pairs - 8);  // those of the other end are gone
+  CHECK(fabric.num_pairs() >= num_pairs - 4);  // those of the other end are gone
   CHECK(budget->used(Resource::kBytes) > 0);
   CHECK_EQ(fabric.num_stalled(), 1u);
   fabric.let_go();
   scene.until([&] { return budget->used(Resource::kBytes) == 0; });
-  CHECK_EQ(fabric.num_pairs(), num_pairs - 16);
+  CHECK_EQ(fabric.num_pairs(), num_pairs - 8);
   scene.others_are_undisturbed();
   CHECK(!scene.is_told_of(lost));
 }
@@ -138,7 +138,7 @@ TEST(a_rail_may_end_while_its_queue_pairs_are_being_connected) {
     });
     scene.rails.dst.transport.reset();
   }
-  CHECK_EQ(scene.rails.fabric.num_pairs(), num_pairs - 5 * 8);
+  CHECK_EQ(scene.rails.fabric.num_pairs(), num_pairs - 5 * 4);
 }
 
 TEST(a_peer_that_dies_meanwhile_is_told_to_have_gone_at_once) {
@@ -152,10 +152,10 @@ TEST(a_peer_that_dies_meanwhile_is_told_to_have_gone_at_once) {
   for (const bool is_disconnected : {false, true}) {
     if (is_disconnected) scene.rails.dst.transport->disconnect(lost);
     scene.others_are_undisturbed();
-    CHECK_EQ(scene.rails.fabric.num_pairs(), num_pairs - 8);
+    CHECK_EQ(scene.rails.fabric.num_pairs(), num_pairs - 4);
   }
   scene.rails.fabric.let_go();
-  scene.until([&] { return scene.rails.fabric.num_pairs() == num_pairs - 16; });
+  scene.until([&] { return scene.rails.fabric.num_pairs() == num_pairs - 8; });
   scene.others_are_undisturbed();
 }
 
@@ -169,7 +169,7 @@ TEST(a_peer_that_comes_back_again_and_again_has_one_thread) {
   CHECK_EQ(scene.rails.fabric.num_stalled(), 1u);
   // Dials that wait end at once.
   for (const PeerId peer : lost) scene.rails.dst.transport->disconnect(peer);
-  scene.until([&] { return scene.rails.fabric.num_pairs() == 6 * 8 + 8; });
+  scene.until([&] { return scene.rails.fabric.num_pairs() == 6 * 4 + 4; });
   scene.others_are_undisturbed();
 }
 

@@ -115,10 +115,6 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
 // may fail over to can take, and within the bitmap's bound.
 std::uint32_t Posting::pairs_per_piece(const TransferRequest& request, const CopyProgram& copies,
                                        const Region& local, const PeerRegion& remote) const {
-  const std::uint64_t num_pairs = request.src_ids.size();
-  const std::uint64_t unit_nbytes =
-      std::max<std::uint64_t>(1, pair_nbytes(copies, request.first_layer, kCoarse));
-  const std::uint64_t transfer_nbytes = unit_nbytes * num_pairs * request.num_layers;  // about
   std::uint64_t wanted_nbytes = 512 * 1024, most_nbytes = UINT64_MAX;
   std::uint32_t rank = UINT32_MAX;
   const MemoryKind memory = local.memory.kind;
@@ -127,12 +123,15 @@ std::uint32_t Posting::pairs_per_piece(const TransferRequest& request, const Cop
     const Capabilities& capabilities = rail->capabilities();
     if (!remote.comes_over(*rail, memory, converts)) continue;
     const std::uint32_t its = capabilities.rank_for(local.memory);
-    const std::uint64_t wants_nbytes = capabilities.piece_nbytes_of(transfer_nbytes);
-    if (its < rank || (its == rank && wants_nbytes < wanted_nbytes)) wanted_nbytes = wants_nbytes;
+    if (its < rank || (its == rank && capabilities.piece_nbytes < wanted_nbytes))
+      wanted_nbytes = capabilities.piece_nbytes;
     rank = std::min(rank, its);
     most_nbytes = std::min(most_nbytes, capabilities.max_piece_nbytes);
   }
   wanted_nbytes = std::min(wanted_nbytes, most_nbytes);
+  const std::uint64_t num_pairs = request.src_ids.size();
+  const std::uint64_t unit_nbytes =
+      std::max<std::uint64_t>(1, pair_nbytes(copies, request.first_layer, kCoarse));
   const std::uint64_t most_per_layer = wire::kMaxPieces / request.num_layers;
   const std::uint64_t per_piece = std::max(std::max<std::uint64_t>(1, wanted_nbytes / unit_nbytes),
                                            (num_pairs + most_per_layer - 1) / most_per_layer);

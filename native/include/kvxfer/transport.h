@@ -287,8 +287,6 @@ struct Capabilities {
   PriorityClasses classes = {};
   std::uint32_t window = 8;  // pieces of a class worth having posted at a time, for each peer
   std::uint32_t piece_nbytes = 512 * 1024;  // what a piece should hold, about
-  // The same in a transfer that has kFewLargePieces or more of these; 0: as in any other.
-  std::uint32_t large_piece_nbytes = 0;
   MemoryKinds memory = MemoryKind::kHost;  // kinds of memory that it reaches at this end
   // Of those: kinds whose bytes pass through host memory on their way.
   MemoryKinds staged = MemoryKinds::none();
@@ -298,12 +296,6 @@ struct Capabilities {
   std::uint64_t max_piece_nbytes = UINT64_MAX;  // and at most: it may have no room for a larger one
   bool pins = false;  // registering memory takes its device long: Transport::prepare
 
-  // So that each of several rails has some, and the last one is not waited for long.
-  static constexpr std::uint64_t kFewLargePieces = 32;
-  constexpr std::uint32_t piece_nbytes_of(std::uint64_t transfer_nbytes) const noexcept {
-    const bool is_large = large_piece_nbytes != 0 && transfer_nbytes / kFewLargePieces >= large_piece_nbytes;
-    return is_large ? large_piece_nbytes : piece_nbytes;
-  }
   // The rank for a region at this end.
   constexpr std::uint32_t rank_for(const LocalRegion& region) const noexcept {
     return rank + (far.has(region.kind, region.numa_node) ? 1 : 0);

@@ -108,7 +108,6 @@ Result<std::vector<PairClass>> parse_classes(std::string_view text, const PairCl
   std::vector<PairClass> classes;
   unsigned end = 0;
   std::uint32_t num_pairs = 0;
-  const auto num_named = 1 + static_cast<std::uint32_t>(std::ranges::count(text, ';'));
   for (std::string_view left = text; !trimmed(left).empty();) {
     const auto [one, others] = cut(left, ';');
     left = others;
@@ -117,7 +116,6 @@ Result<std::vector<PairClass>> parse_classes(std::string_view text, const PairCl
       return wrong("there are more than " + std::to_string(PriorityClasses::kMost) + " classes");
     PairClass made = rest;
     made.first = static_cast<std::uint8_t>(end);
-    made.num_pairs = std::min(rest.num_pairs, std::max(kMostPairs / num_named, 1u));
     const auto [range, pairs] = cut(one, ':');
     const Result<unsigned> its_end = read_end(trimmed(range), end);
     if (!its_end.ok()) return its_end.status();

@@ -25,7 +25,7 @@ struct PairPath {
 
 struct PairClass {
   std::uint8_t first = 0;  // of its priorities: up to the next class
-  std::uint32_t num_pairs = 8;
+  std::uint32_t num_pairs = 4;
   std::uint8_t traffic_class = 0, service_level = 0;
   std::uint32_t rate_gbps = 0;  // of all its pairs to one peer; 0: as fast as the port
 
@@ -34,8 +34,8 @@ struct PairClass {
 };
 
 // Reads "0-63: pairs=2 traffic_class=104; 64-255: pairs=2 traffic_class=26 rate_gbps=100". A class takes from
-// `rest` what it does not name, but no more pairs than its share of kMostPairs; "" gives `rest` as the one
-// class. kInvalidArgument: the message says what is wrong.
+// `rest` what it does not name; "" gives `rest` as the one class. kInvalidArgument: the message says what is
+// wrong.
 Result<std::vector<PairClass>> parse_classes(std::string_view text, const PairClass& rest);
 
 PriorityClasses priorities_of(const std::vector<PairClass>& classes) noexcept;

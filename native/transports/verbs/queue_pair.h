@@ -36,9 +36,8 @@ inline std::uint64_t position_of(std::uint64_t id) noexcept {
 
 class QueuePair {
  public:
-  // With so many bytes under way on it, no chain follows. A caller that cancels waits for no more than these
-  // and one chain.
-  static constexpr std::uint64_t kMostNbytes = 2 * 1024 * 1024;
+  // The most bytes under way on it. A caller that cancels waits for no more than these.
+  static constexpr std::uint64_t kMostNbytes = 4 * 1024 * 1024;
   static constexpr std::size_t kMostChains = 32, kMostFlights = 64;
   // Receives for the numbers of WRITEs that may arrive while other queues are polled: as many as a peer is
   // asked for.

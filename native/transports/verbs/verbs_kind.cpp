@@ -15,9 +15,9 @@ using Rails = std::vector<std::unique_ptr<Transport>>;
 
 constexpr TransportOption kOptions[] = {
     {"devices", "names of RDMA devices, separated by commas; empty: all with an active port", ""},
-    {"queue_pairs", "queue pairs per rail and peer; the lower number of both ends counts", std::int64_t{8}, 1,
+    {"queue_pairs", "queue pairs per rail and peer; the lower number of both ends counts", std::int64_t{4}, 1,
      verbs::kMostPairs},
-    {"send_queue", "requests in flight per queue pair", std::int64_t{128}, 16, 8192},
+    {"send_queue", "requests in flight per queue pair", std::int64_t{256}, 16, 8192},
     {"chain", "requests posted with one doorbell", std::int64_t{verbs::kMostChained}, 1, verbs::kMostChained},
     {"scatter", "entries of a request's scatter list, up to what the device supports",
      std::int64_t{verbs::kMostEntries}, 1, verbs::kMostEntries},

@@ -40,10 +40,6 @@ constexpr std::chrono::milliseconds kWriteStopBound{3000};
 // too, the device touches no memory for it.
 constexpr std::chrono::milliseconds kFlushBound{500};
 
-// Four of a usual piece. A cancelled piece ends as soon as a smaller one does: a caller waits for the requests
-// under way (QueuePair::kMostNbytes), and not for the piece.
-constexpr std::uint32_t kLargePieceNbytes = 2 * 1024 * 1024;
-
 // Peers for which we remember addresses that they did not answer at.
 constexpr std::size_t kMostTried = 256;
 
@@ -107,20 +103,16 @@ VerbsTransport::~VerbsTransport() {
 }
 
 Capabilities VerbsTransport::capabilities() const noexcept {
-  return {
-      .name = "verbs",
-      .one_sided = true,
-      .two_sided = device_->options().writes,
-      .far = far_,
-      .classes = verbs::priorities_of(device_->classes()),
-      .window = 64,
-      // A piece costs the engine as much as 15 pages cost the rail. Where the source WRITEs, pieces stay small:
-      // those that it was asked for go on when one is cancelled here (kWriteStopBound).
-      .large_piece_nbytes = device_->options().writes ? 0 : kLargePieceNbytes,
-      .memory = gpu_ == nullptr ? MemoryKinds(MemoryKind::kHost)
-                                : MemoryKinds(MemoryKind::kHost) | MemoryKind::kGpu,
-      .converts = false,
-      .pins = true};
+  return {.name = "verbs",
+          .one_sided = true,
+          .two_sided = device_->options().writes,
+          .far = far_,
+          .classes = verbs::priorities_of(device_->classes()),
+          .window = 64,
+          .memory = gpu_ == nullptr ? MemoryKinds(MemoryKind::kHost)
+                                    : MemoryKinds(MemoryKind::kHost) | MemoryKind::kGpu,
+          .converts = false,
+          .pins = true};
 }
 
 Result<KeyedSpan> VerbsTransport::shared_fences() {
