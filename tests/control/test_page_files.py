@@ -201,8 +201,10 @@ async def test_a_directory_that_cannot_be_used_is_refused_and_left_as_it_is(
 ) -> None:
     folder = tmp_path / "pages"
     tier = await FileTier.open(folder, _FILES_NBYTES)
+    (folder / "salts").write_text("a line that its owner is writing")
     with pytest.raises(TransferError, match="another process"):
         await FileTier.open(folder, _FILES_NBYTES)
+    assert (folder / "salts").read_text() == "a line that its owner is writing"
     await tier.aclose(None)
     harm(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -44,6 +44,7 @@ class PageSalts:
         self._numbers: dict[tuple[str, ...], int] = {}
         self._tenants: dict[str, int] = {}
         self._num_of_tenant: dict[str, int] = {}
+        self._good_nbytes = 0
         self._read()
 
     def find(self, key: PageKey) -> int | None:
@@ -70,16 +71,15 @@ class PageSalts:
         line = f"{zlib.crc32(text.encode()):08x} {text}\n".encode()
         fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            end = os.lseek(fd, 0, os.SEEK_END)
-            try:
-                if os.write(fd, line) != len(line):
-                    raise OSError(f"{self._path}: the disk took only a part of a line")
-                os.fdatasync(fd)
-            except OSError:
-                os.ftruncate(fd, end)  # a part of a line would hide those behind it
-                raise
+            # What is damaged, or a part of a line that failed before, would hide the lines behind it. Only a
+            # daemon that has the directory comes here: reading it changes nothing, whoever does.
+            os.ftruncate(fd, self._good_nbytes)
+            if os.pwrite(fd, line, self._good_nbytes) != len(line):
+                raise OSError(f"{self._path}: the disk took only a part of a line")
+            os.fdatasync(fd)
         finally:
             os.close(fd)
+        self._good_nbytes += len(line)
         return self._take(key[:4], layout)
 
     def _take(self, parts: tuple[str, ...], layout: KVLayout) -> PageSalt:
@@ -97,7 +97,6 @@ class PageSalts:
             data = self._path.read_bytes()
         except FileNotFoundError:
             return
-        good = 0
         for line in data.splitlines(keepends=True):
             checksum, _, text = line.rstrip(b"\n").partition(b" ")
             try:
@@ -107,9 +106,10 @@ class PageSalts:
                 break
             *parts, layout = json.loads(text)
             self._take(tuple(parts), KVLayout.from_bytes(json.dumps(layout).encode()))
-            good += len(line)
-        if good < len(data):
+            self._good_nbytes += len(line)
+        if self._good_nbytes < len(data):
             logger().warning(
-                "kvxfer: %s is damaged from byte %d on: pages that need the rest are lost", self._path, good
+                "kvxfer: %s is damaged from byte %d on: pages that need the rest are lost",
+                self._path,
+                self._good_nbytes,
             )
-            os.truncate(self._path, good)
